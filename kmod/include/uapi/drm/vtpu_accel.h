@@ -1,0 +1,241 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * vTPU driver interface: /dev/accel/accelN.
+ *
+ * Every structure is 64-bit aligned and the same for 32-bit processes. Padding
+ * and unknown flags must be zero, or the call fails with EINVAL. Structures
+ * grow only by appending. Handles, VMs and queues belong to the open file and
+ * die with it.
+ */
+#ifndef _UAPI_VTPU_ACCEL_H_
+#define _UAPI_VTPU_ACCEL_H_
+
+#include "drm.h"
+
+#if defined(__cplusplus)
+extern "C" {
+#endif
+
+#define DRM_VTPU_DEV_QUERY	0x00
+#define DRM_VTPU_BO_CREATE	0x01
+#define DRM_VTPU_BO_INFO	0x02
+#define DRM_VTPU_BO_WAIT	0x03
+#define DRM_VTPU_VM_CREATE	0x04
+#define DRM_VTPU_VM_DESTROY	0x05
+#define DRM_VTPU_VM_BIND	0x06
+#define DRM_VTPU_QUEUE_CREATE	0x07
+#define DRM_VTPU_QUEUE_DESTROY	0x08
+#define DRM_VTPU_QUEUE_STATE	0x09
+#define DRM_VTPU_SUBMIT		0x0a
+
+/* ---- DEV_QUERY ---- */
+
+enum drm_vtpu_query {
+	DRM_VTPU_QUERY_INFO = 0,	/* struct drm_vtpu_info */
+	DRM_VTPU_QUERY_MEMORY = 1,	/* struct drm_vtpu_memory */
+	DRM_VTPU_QUERY_RESET = 2,	/* struct drm_vtpu_reset */
+};
+
+struct drm_vtpu_info {
+	__u32 hw_version;	/* major in the upper half */
+	__u32 isa_version;
+	__u64 hbm_bytes;
+	__u32 vmem_bytes;
+	__u32 num_queues;	/* hardware queues */
+	__u32 num_contexts;	/* hardware address spaces */
+	__u32 page_bytes;	/* granule of VM_BIND */
+	__u64 va_start;		/* first usable device address */
+	__u64 va_end;		/* one past the last */
+};
+
+struct drm_vtpu_memory {
+	__u64 hbm_bytes;
+	__u64 hbm_used;		/* by all clients, with the driver's own */
+};
+
+struct drm_vtpu_reset {
+	__u64 device_resets;	/* since the driver was loaded */
+	__u64 queue_resets;
+};
+
+struct drm_vtpu_dev_query {
+	__u32 query;		/* in: enum drm_vtpu_query */
+	__u32 size;		/* in: bytes at data; out: bytes the driver knows */
+	__u64 data;		/* in: user pointer; 0 asks for the size alone */
+};
+
+/* ---- Buffers ---- */
+
+#define DRM_VTPU_BO_HBM		(1 << 0)	/* in device memory; else system memory */
+
+struct drm_vtpu_bo_create {
+	__u64 size;		/* in: bytes; out: rounded up to pages. Contents are zero */
+	__u32 flags;		/* in: DRM_VTPU_BO_* */
+	__u32 handle;		/* out: GEM handle */
+};
+
+struct drm_vtpu_bo_info {
+	__u32 handle;		/* in */
+	__u32 flags;		/* out: DRM_VTPU_BO_* */
+	__u64 size;		/* out */
+	__u64 mmap_offset;	/* out: for mmap() of the device file */
+};
+
+struct drm_vtpu_bo_wait {
+	__u32 handle;		/* in */
+	__u32 pad;
+	__s64 timeout_ns;	/* in: absolute CLOCK_MONOTONIC; ETIMEDOUT when it passes */
+};
+
+/* ---- Address spaces ---- */
+
+struct drm_vtpu_vm_create {
+	__u32 flags;		/* in: zero */
+	__u32 vm_id;		/* out */
+};
+
+struct drm_vtpu_vm_destroy {
+	__u32 vm_id;		/* in */
+	__u32 pad;
+};
+
+enum drm_vtpu_vm_bind_op {
+	DRM_VTPU_VM_BIND_MAP = 0,
+	DRM_VTPU_VM_BIND_UNMAP = 1,	/* exactly one earlier MAP's range */
+};
+
+#define DRM_VTPU_VM_READ	(1 << 0)
+#define DRM_VTPU_VM_WRITE	(1 << 1)
+#define DRM_VTPU_VM_EXEC	(1 << 2)
+
+struct drm_vtpu_vm_bind {
+	__u32 vm_id;		/* in */
+	__u32 op;		/* in: enum drm_vtpu_vm_bind_op */
+	__u32 handle;		/* in: GEM handle; 0 for UNMAP */
+	__u32 flags;		/* in: DRM_VTPU_VM_*, at least one; 0 for UNMAP */
+	__u64 bo_offset;	/* in: page aligned; 0 for UNMAP */
+	__u64 va;		/* in: page aligned, chosen by the caller, free for MAP */
+	__u64 size;		/* in: multiple of pages, not 0 */
+};
+
+/* ---- Queues ---- */
+
+enum drm_vtpu_priority {
+	DRM_VTPU_PRIORITY_LOW = 0,
+	DRM_VTPU_PRIORITY_NORMAL = 1,
+	DRM_VTPU_PRIORITY_HIGH = 2,	/* needs CAP_SYS_NICE */
+};
+
+struct drm_vtpu_queue_create {
+	__u32 vm_id;		/* in: may not be destroyed before the queue is */
+	__u32 priority;		/* in: enum drm_vtpu_priority */
+	__u32 flags;		/* in: zero */
+	__u32 timeout_ms;	/* in: a job's time limit; 0: the driver's default; at most 600000 */
+	__u32 queue_id;		/* out */
+	__u32 pad;
+};
+
+struct drm_vtpu_queue_destroy {
+	__u32 queue_id;		/* in */
+	__u32 pad;
+};
+
+enum drm_vtpu_queue_status {
+	DRM_VTPU_QUEUE_OK = 0,
+	DRM_VTPU_QUEUE_FAULTED = 1,	/* the device refused an access or an instruction */
+	DRM_VTPU_QUEUE_HUNG = 2,	/* a job passed its time limit */
+	DRM_VTPU_QUEUE_LOST = 3,	/* the device was reset or is gone */
+};
+
+/*
+ * Status of a queue. A queue that is not OK takes no more submissions (EIO);
+ * its fences carry the error (-EFAULT, -ETIMEDOUT, -ENODEV, -ECANCELED for
+ * jobs behind the guilty one). The fault fields are the device's record.
+ */
+struct drm_vtpu_queue_state {
+	__u32 queue_id;		/* in */
+	__u32 status;		/* out: enum drm_vtpu_queue_status */
+	__u32 fault_cause;	/* out: the hardware's enum fault; 0 when none */
+	__u32 fault_access;	/* out: 1 read, 2 write, 3 execute, 0 none */
+	__u64 fault_addr;	/* out */
+	__u32 fault_pc;		/* out: byte offset in the program, ~0 when none */
+	__u32 fault_cookie;	/* out: cookie of the guilty command */
+	__u64 completed;	/* out: jobs completed */
+};
+
+/* ---- Submission ---- */
+
+enum drm_vtpu_op {		/* the hardware's ring commands */
+	DRM_VTPU_OP_NOP = 1,
+	DRM_VTPU_OP_RUN = 2,
+	DRM_VTPU_OP_COPY = 3,
+	DRM_VTPU_OP_FILL = 4,
+	DRM_VTPU_OP_WAIT = 5,
+	DRM_VTPU_OP_SIGNAL = 6,
+	DRM_VTPU_OP_TIMESTAMP = 7,
+};
+
+/*
+ * One command; payload is bytes 24..63 of the hardware's ring entry, all
+ * addresses in the queue's VM.
+ */
+struct drm_vtpu_cmd {
+	__u32 op;		/* in: enum drm_vtpu_op */
+	__u32 cookie;		/* in: the caller's, shown in traces and faults */
+	__u64 payload[5];	/* in */
+};
+
+#define DRM_VTPU_SYNC_SIGNAL	(1 << 0)	/* signalled by the job; else waited for */
+#define DRM_VTPU_SYNC_TIMELINE	(1 << 1)	/* point counts; else a binary syncobj */
+
+struct drm_vtpu_sync {
+	__u32 handle;		/* in: syncobj */
+	__u32 flags;		/* in: DRM_VTPU_SYNC_* */
+	__u64 point;		/* in: zero for a binary syncobj */
+};
+
+#define DRM_VTPU_MAX_CMDS	64
+#define DRM_VTPU_MAX_SYNCS	64
+
+/*
+ * Submits one job: its commands run in order, after every waited sync and
+ * every earlier job of the queue; then the signalled syncs fire.
+ * Buffers mapped in the VM stay alive until the job ends.
+ */
+struct drm_vtpu_submit {
+	__u32 queue_id;		/* in */
+	__u32 flags;		/* in: zero */
+	__u64 cmds;		/* in: user pointer, struct drm_vtpu_cmd[] */
+	__u64 syncs;		/* in: user pointer, struct drm_vtpu_sync[] */
+	__u32 num_cmds;		/* in: 1..DRM_VTPU_MAX_CMDS */
+	__u32 num_syncs;	/* in: 0..DRM_VTPU_MAX_SYNCS */
+};
+
+#define DRM_IOCTL_VTPU_DEV_QUERY \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_DEV_QUERY, struct drm_vtpu_dev_query)
+#define DRM_IOCTL_VTPU_BO_CREATE \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_BO_CREATE, struct drm_vtpu_bo_create)
+#define DRM_IOCTL_VTPU_BO_INFO \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_BO_INFO, struct drm_vtpu_bo_info)
+#define DRM_IOCTL_VTPU_BO_WAIT \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_BO_WAIT, struct drm_vtpu_bo_wait)
+#define DRM_IOCTL_VTPU_VM_CREATE \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_VM_CREATE, struct drm_vtpu_vm_create)
+#define DRM_IOCTL_VTPU_VM_DESTROY \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_VM_DESTROY, struct drm_vtpu_vm_destroy)
+#define DRM_IOCTL_VTPU_VM_BIND \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_VM_BIND, struct drm_vtpu_vm_bind)
+#define DRM_IOCTL_VTPU_QUEUE_CREATE \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_CREATE, struct drm_vtpu_queue_create)
+#define DRM_IOCTL_VTPU_QUEUE_DESTROY \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_DESTROY, struct drm_vtpu_queue_destroy)
+#define DRM_IOCTL_VTPU_QUEUE_STATE \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_STATE, struct drm_vtpu_queue_state)
+#define DRM_IOCTL_VTPU_SUBMIT \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_SUBMIT, struct drm_vtpu_submit)
+
+#if defined(__cplusplus)
+}
+#endif
+
+#endif /* _UAPI_VTPU_ACCEL_H_ */

@@ -1,0 +1,99 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The arithmetic of the engines on host pointers, in one set of functions for
+ * each vector path. docs/numerics.md defines every result; all paths give the
+ * same bits. Callers have checked every bound, stride and index beforehand;
+ * these functions trust their arguments and touch nothing else.
+ *
+ * A function computes the part [begin, end) of its parallel dimension, named
+ * in its comment, and is called from several threads on disjoint parts.
+ * Strides are in bytes. Pointers to f32 are 4-byte aligned.
+ */
+#ifndef VTPU_KERNELS_H
+#define VTPU_KERNELS_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "vtpu_isa.h"
+
+/*
+ * Activations quantised for MATMUL: for each row, k/32 blocks. The layout is
+ * private to a path; quantise_bytes() says how much a row takes (a multiple
+ * of 64). Quantising is split from the product so that a row is quantised once.
+ */
+typedef struct VtpuMatmul {
+    float *dst;
+    size_t dst_stride;
+    const uint8_t *quantised;     /* m rows, from quantise() */
+    const uint8_t *weight;        /* contiguous tiles of n-tile `begin` onwards start at
+                                     weight + tile_row * tile_row_bytes */
+    uint32_t m, n, k;
+    uint32_t fmt;                 /* VTPU_FMT_Q8_0, Q4_0, Q4_1 */
+    bool accumulate;
+} VtpuMatmul;
+
+typedef struct VtpuAttn {
+    float *dst;                   /* [rows][heads][head_dim] */
+    const float *q;
+    const uint8_t *k_cache;       /* [num_slots][kv_heads][head_dim] of fmt; contiguous */
+    const uint8_t *v_cache;
+    const uint32_t *row_info;     /* [rows][2]: keys, table row */
+    const uint32_t *block_tables; /* [..][max_blocks]; entries already checked */
+    uint32_t rows, heads, kv_heads, head_dim, block_size, max_blocks, fmt;
+    float scale;
+} VtpuAttn;
+
+typedef struct VtpuKernels {
+    const char *name; /* "scalar", "avx2", "avx512" */
+
+    size_t (*quantise_bytes)(uint32_t k);
+    /* rows [begin, end) of src into quantised */
+    void (*quantise)(uint8_t *quantised, const float *src, size_t src_stride,
+                     uint32_t k, uint32_t begin, uint32_t end);
+    /* weight tile rows (16 outputs each) [begin, end) */
+    void (*matmul)(const VtpuMatmul *op, uint32_t begin, uint32_t end);
+
+    /* rows [begin, end) in all that follow */
+    void (*rmsnorm)(float *dst, size_t dst_stride, const float *src, size_t src_stride,
+                    const float *weight, uint32_t width, float epsilon,
+                    uint32_t begin, uint32_t end);
+    void (*add)(float *dst, size_t dst_stride, const float *a, size_t a_stride,
+                const float *b, size_t b_stride, uint32_t width, uint32_t begin, uint32_t end);
+    void (*mul)(float *dst, size_t dst_stride, const float *a, size_t a_stride,
+                const float *b, size_t b_stride, uint32_t width, uint32_t begin, uint32_t end);
+    void (*silu_mul)(float *dst, size_t dst_stride, const float *gate, size_t gate_stride,
+                     const float *up, size_t up_stride, uint32_t width,
+                     uint32_t begin, uint32_t end);
+    void (*rope)(float *dst, size_t dst_stride, const float *src, size_t src_stride,
+                 const float *cos_sin, uint32_t heads, uint32_t head_dim, bool halves,
+                 uint32_t begin, uint32_t end);
+    /*
+     * Attention items [begin, end): item i is row i / kv_heads and key head
+     * i % kv_heads with all its query heads. Scratch: attn_scratch_bytes()
+     * bytes a call, 64-byte aligned.
+     */
+    size_t (*attn_scratch_bytes)(const VtpuAttn *op);
+    void (*attn)(const VtpuAttn *op, uint8_t *scratch, uint32_t begin, uint32_t end);
+    /* result rows of 192 bytes; scratch: sample_scratch_bytes(vocab) a call */
+    size_t (*sample_scratch_bytes)(uint32_t vocab);
+    void (*sample)(struct vtpu_sample_result *dst, const float *logits, size_t logits_stride,
+                   const struct vtpu_sample_params *params, uint32_t vocab,
+                   uint8_t *scratch, uint32_t begin, uint32_t end);
+
+    /* dst[0..width) = the elements of one row of a table as f32. For the Q
+     * formats the table is a tiled matrix and `row` its row; for F32, BF16, F16
+     * table points at the row itself and row is 0. */
+    void (*gather_row)(float *dst, const uint8_t *table, uint32_t row, uint32_t width, uint32_t fmt);
+    /* dst[0..width) of fmt F32, BF16, F16 = src */
+    void (*scatter_row)(uint8_t *dst, const float *src, uint32_t width, uint32_t fmt);
+} VtpuKernels;
+
+/* Bytes of one weight tile of a format. */
+size_t vtpu_tile_bytes(uint32_t fmt);
+
+/* The path by name, or the best the host has for NULL; NULL when the host lacks it. */
+const VtpuKernels *vtpu_kernels_get(const char *name);
+
+#endif

@@ -1,0 +1,68 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The vTPU machine, without QEMU: registers, rings, page tables, sequencer,
+ * engines. QEMU's PCIe glue, the in-process runtime back end and the fuzzers
+ * all drive it through this interface.
+ *
+ * Threads: the machine owns a command-processor thread and compute workers.
+ * Every function here may be called from any thread unless it says otherwise,
+ * and returns without waiting for a running program except vtpu_core_free()
+ * and vtpu_core_quiesce(). Callbacks run on the machine's threads, never with
+ * one of its locks held, and must not call back into functions that wait.
+ */
+#ifndef VTPU_CORE_H
+#define VTPU_CORE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct VtpuCore VtpuCore;
+
+/* What the machine asks of its surroundings. Each returns true on success. */
+typedef struct VtpuCoreOps {
+    /* System memory by bus address; fails without side effect on a bad one. */
+    bool (*dma_read)(void *opaque, uint64_t addr, void *buf, size_t len);
+    bool (*dma_write)(void *opaque, uint64_t addr, const void *buf, size_t len);
+    /* Raise an MSI-X vector. A call made before a reset may arrive after it. */
+    void (*raise_irq)(void *opaque, unsigned vector);
+    /* The guest did something illegal; for a log. May be NULL. */
+    void (*guest_error)(void *opaque, const char *message);
+    /* The engines wrote HBM bytes [offset, offset + len), for dirty tracking. May be NULL. */
+    void (*hbm_dirty)(void *opaque, uint64_t offset, uint64_t len);
+    /* One executed step, for traces. May be NULL. */
+    void (*trace)(void *opaque, const char *event, unsigned queue, uint64_t a, uint64_t b);
+} VtpuCoreOps;
+
+typedef struct VtpuCoreConfig {
+    uint8_t *hbm;         /* HBM bytes, owned by the caller, outlives the machine */
+    uint64_t hbm_bytes;   /* power of two, at least 16 MiB */
+    unsigned threads;     /* compute threads; 0: the host's processors */
+    const char *isa_path; /* "scalar", "avx2", "avx512"; NULL: the best the host has */
+} VtpuCoreConfig;
+
+/* Returns NULL with *error (static string) when the configuration is wrong. */
+VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
+                        void *opaque, const char **error);
+void vtpu_core_free(VtpuCore *core);
+
+/* BAR0 accesses; size is 4 or 8, anything else reads as zero and is logged. */
+uint64_t vtpu_core_mmio_read(VtpuCore *core, uint64_t offset, unsigned size);
+void vtpu_core_mmio_write(VtpuCore *core, uint64_t offset, uint64_t value, unsigned size);
+/* A write to offset 0 of queue q's doorbell page. */
+void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
+
+/*
+ * Full device reset, as register CTRL.RESET or a PCI reset. Starts it and
+ * returns; work in flight stops at the next instruction boundary and does no
+ * DMA and raises no interrupt after that.
+ */
+void vtpu_core_reset(VtpuCore *core);
+/* Waits until no program runs and no callback is in progress; then parks. */
+void vtpu_core_quiesce(VtpuCore *core);
+void vtpu_core_resume(VtpuCore *core);
+
+/* The name of the vector path in use: "scalar", "avx2" or "avx512". */
+const char *vtpu_core_isa_path(const VtpuCore *core);
+
+#endif
