@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: MIT
+"""Stages: what is being done, for how long, how far, and why it failed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+
+_TICK = 0.1
+_PLAIN_INTERVAL = 15.0
+_COUNTER = re.compile(rb"\[(\d+)/(\d+)\]|(\d+)%")
+
+
+class StageError(Exception):
+    """A reason that a user can act on; the log has the rest."""
+
+    def __init__(self, reason: str, log: Path | None = None) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.log = log
+
+
+class Stage:
+    """Shows one stage on stderr: a moving line on a terminal, else plain lines."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._start = time.monotonic()
+        self._last = 0.0
+        self._tty = sys.stderr.isatty()
+
+    @property
+    def elapsed(self) -> float:
+        return time.monotonic() - self._start
+
+    def _line(self, text: str, end: str) -> None:
+        lead = "\r\x1b[K" if self._tty else ""
+        sys.stderr.write(f"{lead}[{self.elapsed:6.1f}s] {self.name}{text}{end}")
+        sys.stderr.flush()
+
+    def __enter__(self) -> Stage:
+        self._start = time.monotonic()
+        self._line(" ...", "" if self._tty else "\n")
+        self._last = time.monotonic()
+        return self
+
+    def progress(self, text: str) -> None:
+        now = time.monotonic()
+        if now - self._last >= (_TICK if self._tty else _PLAIN_INTERVAL):
+            self._last = now
+            self._line(f" ... {text}", "" if self._tty else "\n")
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._line(" done", "\n")
+        elif isinstance(error, StageError):
+            self._line(f" FAILED: {error.reason}", "\n")
+            if error.log is not None:
+                sys.stderr.write(f"          log: {error.log}\n")
+        else:
+            self._line(" stopped", "\n")
+
+
+def counter_of(text: bytes, lines: int) -> str:
+    """The last [n/m] or n% that a tool printed, else how many lines it printed."""
+    found = None
+    for found in _COUNTER.finditer(text):
+        pass
+    if found is None:
+        return f"{lines} lines"
+    if found[3]:
+        return f"{int(found[3])}%"
+    return f"{int(found[1])}/{int(found[2])}"
+
+
+def run_logged(
+    stage: Stage,
+    command: Sequence[str],
+    log: Path,
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    append: bool = False,
+    kill: Callable[[subprocess.Popen[bytes]], None] | None = None,
+    hint: str = "",
+) -> None:
+    """Runs a command into a log and shows how far it is.
+
+    The command has its own session, so that Ctrl-C reaches this process alone,
+    which then ends the whole group; setpriv ends it if this process is killed.
+    """
+    with open(log, "ab" if append else "wb") as sink, open(log, "rb") as reader:
+        reader.seek(0, os.SEEK_END)
+        process = subprocess.Popen(
+            ["setpriv", "--pdeathsig", "KILL", *command],
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            env=dict(env) if env is not None else None,
+            cwd=cwd,
+            start_new_session=True,
+        )
+        lines, tail = 0, b""
+        try:
+            while True:
+                try:
+                    code = process.wait(timeout=_TICK)
+                    break
+                except subprocess.TimeoutExpired:
+                    new = reader.read()
+                    lines += new.count(b"\n")
+                    tail = (tail + new)[-4096:]
+                    stage.progress(counter_of(tail, lines))
+        except BaseException:
+            (kill or kill_group)(process)
+            raise
+    if code != 0:
+        raise StageError(_reason(command, code, log) + (f"; {hint}" if hint else ""), log)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    process.wait()
+
+
+def _reason(command: Sequence[str], code: int, log: Path) -> str:
+    """The line of the log most likely to say why, with the status."""
+    text = log.read_text(errors="replace").splitlines()
+    telling = [
+        line.strip()
+        for line in text
+        if re.search(r"\berror\b|^E: |cannot|No space|not found|failed", line, re.IGNORECASE)
+    ]
+    last = telling[-1] if telling else (text[-1].strip() if text else "no output")
+    name = Path(command[0]).name
+    return f"{name} exited with status {code}: {last[:300]}"
