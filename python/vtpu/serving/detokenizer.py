@@ -33,13 +33,16 @@ class Detokenizer:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held = ""
 
-    def append(self, token_id: int) -> str:
-        """Take a token in; return the text that is now certain."""
+    def append(self, token_id: int, may_stop: bool = True) -> str:
+        """Take a token in; return the text that is now certain.
+
+        may_stop: false while stop strings do not count yet (min_tokens).
+        """
         if self.stopped:
             return ""
         new = self._decoder.decode(self._token_bytes(token_id))
         self.num_chars += len(new)
-        if not self._stop:
+        if not (self._stop and may_stop):
             return new
         # Held text was no match before, so a match ends in the new characters.
         text = self._held + new

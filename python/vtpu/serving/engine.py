@@ -145,7 +145,7 @@ class Engine:
     def _run(self) -> None:
         try:
             runner, scheduler = self._load()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (reported by on_dead)
             self._die(error)
             return
         self._post(self._listener.on_ready)
