@@ -1,20 +1,23 @@
 # SPDX-License-Identifier: MIT
 """GGUF model files: metadata and tensor directory, read through mmap.
 
-Only the header is parsed; tensor data stays in the page cache until something
-reads the memoryview of one.
+Only the header is parsed. Tensor data stays in the page cache until someone
+reads the memoryview of one, and the strings of a vocabulary stay undecoded
+until someone looks at them.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple, overload
 
 _MAGIC = b"GGUF"
-_STRING, _ARRAY, _BOOL = 8, 9, 7
+_VERSIONS = (2, 3)
+_STRING, _ARRAY = 8, 9
 _SCALARS = {
     0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?",
     10: "Q", 11: "q", 12: "d",
@@ -22,81 +25,173 @@ _SCALARS = {
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
-# ggml type id -> (name, values a block, bytes a block)
+# A corrupt count must not make the parser allocate what the file cannot hold, so
+# every count is checked against the bytes left before anything is built from it.
+_MIN_KEY_BYTES = 8 + 4 + 1
+_MIN_TENSOR_BYTES = 8 + 4 + 4 + 8
+_MAX_DIMENSIONS = 4
+_MAX_NESTING = 4
+_MAX_ALIGNMENT = 1 << 20
+
+# ggml type id -> (element type as the graph IR names it, values a block, bytes a block)
 _TYPES = {
-    0: ("F32", 1, 4),
-    1: ("F16", 1, 2),
-    2: ("Q4_0", 32, 18),
-    3: ("Q4_1", 32, 20),
-    8: ("Q8_0", 32, 34),
-    30: ("BF16", 1, 2),
+    0: ("f32", 1, 4),
+    1: ("f16", 1, 2),
+    2: ("q4_0", 32, 18),
+    3: ("q4_1", 32, 20),
+    8: ("q8_0", 32, 34),
+    30: ("bf16", 1, 2),
 }
+# Named in errors, so that a user learns which file to take instead.
+_UNSUPPORTED = {
+    6: "q5_0", 7: "q5_1", 9: "q8_1", 10: "q2_k", 11: "q3_k", 12: "q4_k",
+    13: "q5_k", 14: "q6_k", 15: "q8_k", 20: "iq4_nl", 23: "iq4_xs",
+}  # fmt: skip
 
 
 class GGUFError(ValueError):
-    """The file is not a GGUF file that can be read; the message names it."""
+    """The file is not a GGUF file that can be used; the message names it."""
 
 
-@dataclass(slots=True, frozen=True)
-class GGUFTensor:
-    """One tensor. shape is outermost first; data views the file's own bytes."""
+class GGUFTensor(NamedTuple):
+    """Where one tensor is.
 
-    name: str
-    type_name: str
+    dtype: element type as the graph IR names it: f32, f16, bf16, q8_0, q4_0, q4_1.
+    shape: outermost dimension first; a weight is [outputs, inputs].
+    offset: byte offset in the file.
+    nbytes: bytes from there.
+    """
+
+    dtype: str
     shape: tuple[int, ...]
-    data: memoryview
+    offset: int
+    nbytes: int
+
+
+class _Truncated(Exception):
+    """Something in the header reaches past the end of the file."""
+
+
+class _Strings(Sequence[str]):
+    """An array of strings, decoded as a whole when first looked at."""
+
+    def __init__(self, path: str, data: mmap.mmap, start: int, count: int) -> None:
+        self._path = path
+        self._data = data
+        self._start = start
+        self._count = count
+        self._decoded: list[str] | None = None
+
+    def __len__(self) -> int:
+        return self._count
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: int | slice) -> str | list[str]:
+        if self._decoded is None:
+            self._decoded = self._decode()
+        return self._decoded[index]
+
+    def _decode(self) -> list[str]:
+        data, at, unpack = self._data, self._start, _U64.unpack_from
+        strings = []
+        try:
+            for _ in range(self._count):
+                begin = at + 8
+                at = begin + unpack(data, at)[0]
+                strings.append(data[begin:at].decode())
+        except UnicodeDecodeError as error:
+            raise GGUFError(f"{self._path}: corrupt text in the header") from error
+        return strings
 
 
 class GGUFFile:
-    """A mapped GGUF file.
+    """A mapped GGUF file, version 2 or 3, little endian.
 
-    metadata: key -> Python value (str, int, float, bool or a list of these).
-    tensors: name -> GGUFTensor, in file order. Their memoryviews stay valid as
-        long as any of them is referenced.
+    path: the file's name, as given.
+    metadata: key -> Python value (str, int, float, bool or a sequence of these).
+    tensors: name -> GGUFTensor, in file order.
+
+    Raises GGUFError, which names the file and the limit, when the file cannot be
+    opened, is no GGUF file, is truncated or corrupt, or has a tensor of an element
+    type that the device does not hold.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
-        try:
-            with open(self.path, "rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        except OSError as error:
-            raise GGUFError(f"{self.path}: {error.strerror}") from error
-        except ValueError as error:
-            raise GGUFError(f"{self.path}: the file is empty") from error
+        self._map = self._open()
+        self._size = len(self._map)
         self._at = 0
         try:
-            self._read()
-        except (struct.error, IndexError):
+            self.metadata, self.tensors = self._read()
+        except (_Truncated, struct.error, OverflowError):
             raise GGUFError(
                 f"{self.path}: truncated: the header goes on past the end of the "
-                f"file at {len(self._map)} bytes"
+                f"file at {self._size} bytes"
             ) from None
         except UnicodeDecodeError as error:
             raise GGUFError(f"{self.path}: corrupt text in the header") from error
 
-    def _read(self) -> None:
+    def raw(self, name: str) -> memoryview:
+        """A tensor's bytes, read-only, in the file's own layout (no copy).
+
+        The view keeps the mapping alive. Raises GGUFError when there is no such
+        tensor.
+        """
+        entry = self.tensors.get(name)
+        if entry is None:
+            raise GGUFError(f"{self.path}: no tensor {name}")
+        return memoryview(self._map)[entry.offset : entry.offset + entry.nbytes]
+
+    def _open(self) -> mmap.mmap:
+        try:
+            with open(self.path, "rb") as file:
+                return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        except OSError as error:
+            raise GGUFError(f"{self.path}: {error.strerror}") from error
+        except ValueError as error:
+            raise GGUFError(f"{self.path}: the file is empty") from error
+
+    def _read(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._map[:4] != _MAGIC:
             raise GGUFError(
-                f"{self.path}: not a GGUF file: it starts with {self._map[:4]!r}"
+                f"{self.path}: not a GGUF file: it starts with {self._map[:4]!r}, "
+                f"not {_MAGIC!r}"
             )
         self._at = 4
         version = self._u32()
-        if version not in (2, 3):
+        if version not in _VERSIONS:
             raise GGUFError(f"{self.path}: GGUF version {version}, supported: 2, 3")
         num_tensors, num_keys = self._u64(), self._u64()
-        self.metadata: dict[str, Any] = {}
+        self._need(num_keys * _MIN_KEY_BYTES + num_tensors * _MIN_TENSOR_BYTES)
+        metadata = {}
         for _ in range(num_keys):
             key = self._string()
-            self.metadata[key] = self._value(self._u32())
-        directory = [self._tensor_entry() for _ in range(num_tensors)]
-        align = int(self.metadata.get("general.alignment", 32))
-        base = -(-self._at // align) * align
-        self.tensors = {e[0]: self._tensor(base, *e) for e in directory}
+            metadata[key] = self._value(self._u32(), 0)
+        directory = [self._entry() for _ in range(num_tensors)]
+        alignment = metadata.get("general.alignment", 32)
+        if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT:
+            raise GGUFError(
+                f"{self.path}: general.alignment is {alignment!r}, allowed: "
+                f"1 to {_MAX_ALIGNMENT}"
+            )
+        base = -(-self._at // alignment) * alignment
+        tensors = {e[0]: self._tensor(base, *e) for e in directory}
+        if len(tensors) != num_tensors:
+            raise GGUFError(f"{self.path}: two tensors have the same name")
+        return metadata, tensors
 
-    def _tensor_entry(self) -> tuple[str, tuple[int, ...], int, int]:
+    def _entry(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
-        shape = tuple(self._u64() for _ in range(self._u32()))
+        dimensions = self._u32()
+        if not 1 <= dimensions <= _MAX_DIMENSIONS:
+            raise GGUFError(
+                f"{self.path}: tensor {name} has {dimensions} dimensions, allowed: "
+                f"1 to {_MAX_DIMENSIONS}"
+            )
+        shape = tuple(self._u64() for _ in range(dimensions))
         return name, shape[::-1], self._u32(), self._u64()
 
     def _tensor(
@@ -105,20 +200,26 @@ class GGUFFile:
         if kind not in _TYPES:
             known = ", ".join(entry[0] for entry in _TYPES.values())
             raise GGUFError(
-                f"{self.path}: tensor {name} has type {kind}, supported: {known}"
+                f"{self.path}: tensor {name} has type "
+                f"{_UNSUPPORTED.get(kind, kind)}, supported: {known}"
             )
-        type_name, per_block, block_bytes = _TYPES[kind]
-        values = 1
-        for extent in shape:
-            values *= extent
-        start, size = base + offset, values // per_block * block_bytes
-        if start + size > len(self._map):
+        dtype, per_block, block_bytes = _TYPES[kind]
+        if shape[-1] % per_block:
             raise GGUFError(
-                f"{self.path}: truncated: tensor {name} ends at byte {start + size}, "
-                f"the file at {len(self._map)}"
+                f"{self.path}: tensor {name} has rows of {shape[-1]} values, {dtype} "
+                f"needs a multiple of {per_block}"
             )
-        view = memoryview(self._map)[start : start + size]
-        return GGUFTensor(name, type_name, shape, view)
+        start, nbytes = base + offset, math.prod(shape) // per_block * block_bytes
+        if start + nbytes > self._size:
+            raise GGUFError(
+                f"{self.path}: truncated: tensor {name} ends at byte "
+                f"{start + nbytes}, the file at {self._size}"
+            )
+        return GGUFTensor(dtype, shape, start, nbytes)
+
+    def _need(self, nbytes: int) -> None:
+        if nbytes > self._size - self._at:
+            raise _Truncated
 
     def _u32(self) -> int:
         (value,) = _U32.unpack_from(self._map, self._at)
@@ -132,49 +233,49 @@ class GGUFFile:
 
     def _string(self) -> str:
         size = self._u64()
+        self._need(size)
         end = self._at + size
-        if end > len(self._map):
-            raise IndexError
         text = self._map[self._at : end].decode()
         self._at = end
         return text
 
-    def _value(self, kind: int) -> Any:
+    def _value(self, kind: int, depth: int) -> Any:
         if kind == _STRING:
             return self._string()
         if kind == _ARRAY:
-            return self._array(self._u32(), self._u64())
+            return self._array(self._u32(), self._u64(), depth + 1)
         return self._scalars(kind, 1)[0]
 
-    def _array(self, kind: int, count: int) -> list[Any]:
-        if kind in _SCALARS:
-            return self._scalars(kind, count)
+    def _array(self, kind: int, count: int, depth: int) -> Sequence[Any]:
+        if depth > _MAX_NESTING:
+            raise GGUFError(
+                f"{self.path}: metadata arrays nest more than {_MAX_NESTING} deep"
+            )
         if kind == _STRING:
             return self._strings(count)
-        return [self._value(kind) for _ in range(count)]
+        if kind == _ARRAY:
+            self._need(count * 12)
+            return [self._value(kind, depth) for _ in range(count)]
+        return self._scalars(kind, count)
 
     def _scalars(self, kind: int, count: int) -> list[Any]:
-        if kind not in _SCALARS:
+        code = _SCALARS.get(kind)
+        if code is None:
             raise GGUFError(f"{self.path}: unknown metadata type {kind}")
-        layout = f"<{count}{_SCALARS[kind]}"
-        if struct.calcsize(layout) > len(self._map) - self._at:
-            raise IndexError
-        values = struct.unpack_from(layout, self._map, self._at)
-        self._at += struct.calcsize(layout)
+        self._need(count * struct.calcsize("<" + code))
+        layout = struct.Struct(f"<{count}{code}")
+        values = layout.unpack_from(self._map, self._at)
+        self._at += layout.size
         return list(values)
 
-    def _strings(self, count: int) -> list[str]:
-        # A vocabulary is 100,000 strings: the loop is written for speed.
-        data, at, unpack = self._map, self._at, _U64.unpack_from
-        limit = len(data)
-        strings = []
+    def _strings(self, count: int) -> _Strings:
+        # The lengths must be walked to find what comes next; with 100,000 strings
+        # this loop is most of the time that opening a file takes.
+        self._need(count * 8)
+        data, unpack = self._map, _U64.unpack_from
+        start = at = self._at
         for _ in range(count):
-            (size,) = unpack(data, at)
-            at += 8
-            end = at + size
-            if end > limit:
-                raise IndexError
-            strings.append(data[at:end].decode())
-            at = end
+            at += 8 + unpack(data, at)[0]
         self._at = at
-        return strings
+        self._need(0)
+        return _Strings(self.path, data, start, count)
