@@ -16,19 +16,22 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "vtpu_hw.h"
 #include "vtpu_isa.h"
 
 /*
  * Activations quantised for MATMUL: for each row, k/32 blocks. The layout is
  * private to a path; quantise_bytes() says how much a row takes (a multiple
  * of 64). Quantising is split from the product so that a row is quantised once.
+ * A product is fastest when a call gets all the tile rows that a thread has to
+ * do at once; 4 tile rows or more a call for m of 1.
  */
 typedef struct VtpuMatmul {
     float *dst;
     size_t dst_stride;
     const uint8_t *quantised;     /* m rows, from quantise() */
-    const uint8_t *weight;        /* contiguous tiles of n-tile `begin` onwards start at
-                                     weight + tile_row * tile_row_bytes */
+    const uint8_t *weight;        /* the whole matrix: tile row i starts at
+                                     weight + i * (k / 32) * vtpu_tile_bytes(fmt) */
     uint32_t m, n, k;
     uint32_t fmt;                 /* VTPU_FMT_Q8_0, Q4_0, Q4_1 */
     bool accumulate;
@@ -70,9 +73,11 @@ typedef struct VtpuKernels {
                  const float *cos_sin, uint32_t heads, uint32_t head_dim, bool halves,
                  uint32_t begin, uint32_t end);
     /*
-     * Attention items [begin, end): item i is row i / kv_heads and key head
-     * i % kv_heads with all its query heads. Scratch: attn_scratch_bytes()
-     * bytes a call, 64-byte aligned.
+     * Attention items [begin, end) of rows * kv_heads: item i is key head
+     * i / rows of row i % rows, with all its query heads. Neighbouring rows of
+     * one sequence are worked on together, so hand out runs of 16 items or
+     * more, in turn, since later rows of a prompt cost more. Scratch:
+     * attn_scratch_bytes() bytes a call, 64-byte aligned.
      */
     size_t (*attn_scratch_bytes)(const VtpuAttn *op);
     void (*attn)(const VtpuAttn *op, uint8_t *scratch, uint32_t begin, uint32_t end);
