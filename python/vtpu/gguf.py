@@ -68,7 +68,7 @@ class GGUFTensor(NamedTuple):
     nbytes: int
 
 
-class _Truncated(Exception):
+class _TruncatedError(Exception):
     """Something in the header reaches past the end of the file."""
 
 
@@ -126,7 +126,7 @@ class GGUFFile:
         self._at = 0
         try:
             self.metadata, self.tensors = self._read()
-        except (_Truncated, struct.error, OverflowError):
+        except (_TruncatedError, struct.error, OverflowError):
             raise GGUFError(
                 f"{self.path}: truncated: the header goes on past the end of the "
                 f"file at {self._size} bytes"
@@ -157,8 +157,7 @@ class GGUFFile:
     def _read(self) -> tuple[dict[str, Any], dict[str, GGUFTensor]]:
         if self._map[:4] != _MAGIC:
             raise GGUFError(
-                f"{self.path}: not a GGUF file: it starts with {self._map[:4]!r}, "
-                f"not {_MAGIC!r}"
+                f"{self.path}: not a GGUF file: it starts with {self._map[:4]!r}, not {_MAGIC!r}"
             )
         self._at = 4
         version = self._u32()
@@ -174,8 +173,7 @@ class GGUFFile:
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or not 0 < alignment <= _MAX_ALIGNMENT:
             raise GGUFError(
-                f"{self.path}: general.alignment is {alignment!r}, allowed: "
-                f"1 to {_MAX_ALIGNMENT}"
+                f"{self.path}: general.alignment is {alignment!r}, allowed: 1 to {_MAX_ALIGNMENT}"
             )
         base = -(-self._at // alignment) * alignment
         tensors = {e[0]: self._tensor(base, *e) for e in directory}
@@ -219,7 +217,7 @@ class GGUFFile:
 
     def _need(self, nbytes: int) -> None:
         if nbytes > self._size - self._at:
-            raise _Truncated
+            raise _TruncatedError
 
     def _u32(self) -> int:
         (value,) = _U32.unpack_from(self._map, self._at)
@@ -248,9 +246,7 @@ class GGUFFile:
 
     def _array(self, kind: int, count: int, depth: int) -> Sequence[Any]:
         if depth > _MAX_NESTING:
-            raise GGUFError(
-                f"{self.path}: metadata arrays nest more than {_MAX_NESTING} deep"
-            )
+            raise GGUFError(f"{self.path}: metadata arrays nest more than {_MAX_NESTING} deep")
         if kind == _STRING:
             return self._strings(count)
         if kind == _ARRAY:

@@ -94,8 +94,7 @@ def load(path: str | PathLike[str]) -> LlamaReference:
         return field.contents()
 
     weights = {
-        t.name.removesuffix(".weight"): dequantize(t.data, t.tensor_type)
-        for t in reader.tensors
+        t.name.removesuffix(".weight"): dequantize(t.data, t.tensor_type) for t in reader.tensors
     }
     return LlamaReference(
         weights,

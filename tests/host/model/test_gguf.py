@@ -30,9 +30,7 @@ def tensor(name: str, shape: tuple[int, ...], kind: int, offset: int) -> bytes:
     return text(name) + dims + struct.pack("<IQ", kind, offset)
 
 
-def gguf(
-    keys: list[bytes], tensors: list[bytes], data: bytes = b"", version: int = 3
-) -> bytes:
+def gguf(keys: list[bytes], tensors: list[bytes], data: bytes = b"", version: int = 3) -> bytes:
     head = b"GGUF" + struct.pack("<IQQ", version, len(tensors), len(keys))
     head += b"".join(keys) + b"".join(tensors)
     return head + bytes(-len(head) % 32) + data
