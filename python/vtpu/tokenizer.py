@@ -40,9 +40,7 @@ def _pre_tokenizer(name: str) -> PreTokenizer:
         return gpt2
     if name == "smollm":
         return PreTokenizers([Digits(individual_digits=True), gpt2])
-    raise TokenizerError(
-        f"tokenizer.ggml.pre is {name!r}; supported are 'smollm' and 'gpt-2'"
-    )
+    raise TokenizerError(f"tokenizer.ggml.pre is {name!r}; supported are 'smollm' and 'gpt-2'")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -72,8 +70,7 @@ class Tokenizer:
         model = _need(metadata, "tokenizer.ggml.model", str)
         if model != "gpt2":
             raise TokenizerError(
-                f"tokenizer.ggml.model is {model!r}; supported is 'gpt2' "
-                "(byte-level BPE)"
+                f"tokenizer.ggml.model is {model!r}; supported is 'gpt2' (byte-level BPE)"
             )
         tokens: Sequence[str] = _need(metadata, "tokenizer.ggml.tokens", Sequence)
         merges: Sequence[str] = _need(metadata, "tokenizer.ggml.merges", Sequence)
@@ -81,14 +78,11 @@ class Tokenizer:
         types: Sequence[int] = metadata.get("tokenizer.ggml.token_type") or ()
         if types and len(types) != len(tokens):
             raise TokenizerError(
-                f"tokenizer.ggml.token_type has {len(types)} entries for "
-                f"{len(tokens)} tokens"
+                f"tokenizer.ggml.token_type has {len(types)} entries for {len(tokens)} tokens"
             )
         self._tokens = tokens
         self.vocab_size = len(tokens)
-        self.control_ids = {
-            tokens[i]: i for i, kind in enumerate(types) if kind == _CONTROL
-        }
+        self.control_ids = {tokens[i]: i for i, kind in enumerate(types) if kind == _CONTROL}
         self.eos_token_id = self._token_id(metadata, "eos")
         self._bos_token_id = self._token_id(metadata, "bos")
         self._add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
@@ -107,9 +101,7 @@ class Tokenizer:
         if value is None:
             return None
         if not 0 <= value < self.vocab_size:
-            raise TokenizerError(
-                f"{key} is {value}, the vocabulary has {self.vocab_size} tokens"
-            )
+            raise TokenizerError(f"{key} is {value}, the vocabulary has {self.vocab_size} tokens")
         return int(value)
 
     @property
@@ -129,7 +121,9 @@ class Tokenizer:
 
         add_bos: prepend the beginning-of-sequence token if the model file wants
             one. False for rendered chat templates, which write their own.
+        Raises UnicodeEncodeError for a text with lone surrogates.
         """
+        text.encode()  # The library would raise a TypeError that says less.
         ids = self._bpe.encode(text, add_special_tokens=False).ids
         if add_bos and self._add_bos and self._bos_token_id is not None:
             ids.insert(0, self._bos_token_id)

@@ -52,8 +52,7 @@ class API:
         if name != self._frontend.model_name:
             raise APIError(
                 404,
-                f"the model {name!r} does not exist; "
-                f"this server has {self._frontend.model_name!r}",
+                f"the model {name!r} does not exist; this server has {self._frontend.model_name!r}",
                 "model",
                 "model_not_found",
             )
@@ -129,9 +128,7 @@ async def _stream(
         await exchange.end_events([responder.usage_chunk()] if include_usage else [])
 
 
-async def _answer(
-    exchange: Exchange, generation: Generation, responder: Responder
-) -> None:
+async def _answer(exchange: Exchange, generation: Generation, responder: Responder) -> None:
     whole: dict[int, Delta] = {}
     while deltas := await generation.next():
         for delta in deltas:

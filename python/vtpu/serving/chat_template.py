@@ -21,16 +21,12 @@ class ChatTemplate:
         from jinja2 import TemplateError
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True
-        )
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
         environment.globals["raise_exception"] = _raise_exception
         try:
             self._template = environment.from_string(source)
         except TemplateError as error:
-            raise ChatTemplateError(
-                f"the chat template is not valid: {error}"
-            ) from error
+            raise ChatTemplateError(f"the chat template is not valid: {error}") from error
         self._tokens = {"bos_token": bos, "eos_token": eos}
 
     def render(self, messages: list[dict[str, Any]]) -> str:

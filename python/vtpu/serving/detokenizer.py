@@ -19,9 +19,7 @@ class Detokenizer:
         out, and text that may be the beginning of one is held back.
     """
 
-    def __init__(
-        self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()
-    ) -> None:
+    def __init__(self, token_bytes: Callable[[int], bytes], stop: Sequence[str] = ()) -> None:
         self.stopped = False
         # Complete characters decoded so far, held back ones included: where the
         # next token's text will start.
@@ -47,9 +45,7 @@ class Detokenizer:
         # Held text was no match before, so a match ends in the new characters.
         text = self._held + new
         self._held = ""
-        first = min(
-            (at for at in (text.find(s) for s in self._stop) if at >= 0), default=-1
-        )
+        first = min((at for at in (text.find(s) for s in self._stop) if at >= 0), default=-1)
         if first >= 0:
             self.stopped = True
             return text[:first]

@@ -170,9 +170,7 @@ class Engine:
         runner = self._make_runner()
         config = replace(
             self._config,
-            max_num_batched_tokens=min(
-                self._config.max_num_batched_tokens, runner.max_tokens
-            ),
+            max_num_batched_tokens=min(self._config.max_num_batched_tokens, runner.max_tokens),
         )
         if config.max_num_seqs > runner.max_rows_sampled:
             raise ValueError(
@@ -186,9 +184,7 @@ class Engine:
         if not config.chunked_prefill:
             # A preempted request is recomputed in one step, answer and all.
             longest = min(longest, config.max_num_batched_tokens)
-        self.limits = replace(
-            self.limits, max_model_len=longest, vocab_size=runner.vocab_size
-        )
+        self.limits = replace(self.limits, max_model_len=longest, vocab_size=runner.vocab_size)
         scheduler = Scheduler(config, blocks)
         self.scheduler = scheduler
         self.state = READY

@@ -73,9 +73,7 @@ class Frontend:
         self._text: TextModel | None = None
         self._open: dict[str, tuple[Generation, Choice]] = {}
         self._loop = asyncio.get_running_loop()
-        self.engine = Engine(
-            make_runner, config, self, self._loop, max_model_len, max_waiting
-        )
+        self.engine = Engine(make_runner, config, self, self._loop, max_model_len, max_waiting)
         self._add_readings()
 
     # ---- life ----
@@ -120,9 +118,7 @@ class Frontend:
             return
         has, needs = self.engine.limits.vocab_size, self._text.tokenizer.vocab_size
         if has < needs:
-            self._on_fatal(
-                ValueError(f"the tokeniser has {needs} tokens, the model only {has}")
-            )
+            self._on_fatal(ValueError(f"the tokeniser has {needs} tokens, the model only {has}"))
 
     # ---- requests ----
 
@@ -138,8 +134,7 @@ class Frontend:
         if params.model not in (None, self.model_name):
             raise APIError(
                 404,
-                f"the model {params.model!r} does not exist; "
-                f"this server has {self.model_name!r}",
+                f"the model {params.model!r} does not exist; this server has {self.model_name!r}",
                 "model",
                 "model_not_found",
             )
@@ -181,9 +176,7 @@ class Frontend:
                 return text.tokenizer.encode(prompt, add_bos)
             return await asyncio.to_thread(text.tokenizer.encode, prompt, add_bos)
         except UnicodeEncodeError:
-            raise bad_request(
-                f"{param} has a lone surrogate character", param
-            ) from None
+            raise bad_request(f"{param} has a lone surrogate character", param) from None
 
     def _new_generation(
         self,
@@ -236,19 +229,13 @@ class Frontend:
 
     def _sampling(self, params: GenerationParams, seed: int) -> SamplingParams:
         top_k = 0 if params.top_k >= self.engine.limits.vocab_size else params.top_k
-        return SamplingParams(
-            params.temperature, top_k, params.top_p, seed, params.logprobs or 0
-        )
+        return SamplingParams(params.temperature, top_k, params.top_p, seed, params.logprobs or 0)
 
-    def _max_tokens(
-        self, params: GenerationParams, prompt: list[int], param: str
-    ) -> int:
+    def _max_tokens(self, params: GenerationParams, prompt: list[int], param: str) -> int:
         """The most tokens to generate; refuses what can never fit."""
         limits, length = self.engine.limits, len(prompt)
         if not prompt:
-            raise bad_request(
-                f"{param} is empty: it must have at least one token", param
-            )
+            raise bad_request(f"{param} is empty: it must have at least one token", param)
         limit = limits.max_model_len
         if length >= limit:
             raise APIError(
@@ -313,9 +300,7 @@ class Frontend:
             choice.first_token_time = now
             metrics.prompt_tokens.add(request.num_prompt_tokens)
             metrics.time_to_first_token.observe(now - request.arrival_time)
-            metrics.request_queue_time.observe(
-                request.scheduled_time - request.arrival_time
-            )
+            metrics.request_queue_time.observe(request.scheduled_time - request.arrival_time)
             metrics.request_prefill_time.observe(now - request.scheduled_time)
         else:
             metrics.inter_token_latency.observe(now - choice.last_token_time)
@@ -348,6 +333,4 @@ class Frontend:
 
 def _check_token(token: int, vocab_size: int, param: str) -> None:
     if not 0 <= token < vocab_size:
-        raise bad_request(
-            f"{param} has token id {token}, must be 0 to {vocab_size - 1}", param
-        )
+        raise bad_request(f"{param} has token id {token}, must be 0 to {vocab_size - 1}", param)

@@ -58,9 +58,7 @@ class Choice:
         "want_logprobs",
     )
 
-    def __init__(
-        self, request: Request, detokenizer: Detokenizer, want_logprobs: bool
-    ) -> None:
+    def __init__(self, request: Request, detokenizer: Detokenizer, want_logprobs: bool) -> None:
         self.request = request
         self.detokenizer = detokenizer
         self.want_logprobs = want_logprobs

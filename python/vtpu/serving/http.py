@@ -28,9 +28,7 @@ class Disconnected(Exception):
 class Exchange:
     """One request and its response."""
 
-    def __init__(
-        self, scope: Message, receive: Receive, send: Send, max_body_bytes: int
-    ) -> None:
+    def __init__(self, scope: Message, receive: Receive, send: Send, max_body_bytes: int) -> None:
         self.path: str = scope["path"]
         self.method: str = scope["method"]
         self.started = False
@@ -87,9 +85,7 @@ class Exchange:
         )
         await self._send({"type": "http.response.body", "body": body})
 
-    async def json(
-        self, status: int, value: Any, headers: tuple[Header, ...] = ()
-    ) -> None:
+    async def json(self, status: int, value: Any, headers: tuple[Header, ...] = ()) -> None:
         await self.respond(status, _dumps(value).encode(), b"application/json", headers)
 
     async def start_events(self) -> None:
@@ -104,9 +100,7 @@ class Exchange:
 
     async def events(self, values: list[Any]) -> None:
         """Send JSON values, one event each, in one write."""
-        await self._send(
-            {"type": "http.response.body", "body": _events(values), "more_body": True}
-        )
+        await self._send({"type": "http.response.body", "body": _events(values), "more_body": True})
 
     async def end_events(self, values: list[Any]) -> None:
         """Send the last values and the end mark, in one write."""
@@ -115,9 +109,7 @@ class Exchange:
 
     async def _start(self, status: int, headers: list[Header]) -> None:
         self.started = True
-        await self._send(
-            {"type": "http.response.start", "status": status, "headers": headers}
-        )
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
 def _events(values: list[Any]) -> bytes:
@@ -152,9 +144,7 @@ class Router:
             raise
         except Exception as error:
             log.exception("%s %s", exchange.method, exchange.path)
-            await self._answer(
-                exchange, APIError(500, f"internal error: {type(error).__name__}")
-            )
+            await self._answer(exchange, APIError(500, f"internal error: {type(error).__name__}"))
 
     def _find(self, exchange: Exchange) -> Handler:
         path = exchange.path

@@ -89,9 +89,7 @@ class Metrics:
         self.prompt_tokens = self._counter(
             "prompt_tokens_total", "Prompt tokens of requests that began to answer."
         )
-        self.generation_tokens = self._counter(
-            "generation_tokens_total", "Tokens generated."
-        )
+        self.generation_tokens = self._counter("generation_tokens_total", "Tokens generated.")
         self.request_success = self._counter(
             "request_success_total", "Requests ended, by reason.", "finished_reason"
         )

@@ -107,9 +107,7 @@ def _only(*neutral: Any) -> Check:
     def check(name: str, value: Any) -> None:
         if not any(type(value) is type(n) and value == n for n in neutral):
             accepted = " or ".join(map(repr, neutral))
-            raise bad_request(
-                f"{name} is not supported (only {accepted} is accepted)", name
-            )
+            raise bad_request(f"{name} is not supported (only {accepted} is accepted)", name)
 
     return check
 
@@ -138,9 +136,7 @@ def _prompts(name: str, value: Any) -> list[Prompt]:
     if isinstance(value, str):
         return [value]
     if not isinstance(value, list) or not value:
-        raise bad_request(
-            f"{name} must be a string, a list of token ids, or a list of these", name
-        )
+        raise bad_request(f"{name} must be a string, a list of token ids, or a list of these", name)
     if all(type(token) is int for token in value):
         return [value]
     if len(value) > MAX_PROMPTS:
@@ -174,8 +170,7 @@ def _message(name: str, message: Any) -> dict[str, Any]:
         content = "".join(_text_part(f"{name}.content", part) for part in content)
     elif not isinstance(content, str):
         raise bad_request(
-            f"{name}.content must be a string or a list of text parts, "
-            f"got {_kind(content)}",
+            f"{name}.content must be a string or a list of text parts, got {_kind(content)}",
             f"{name}.content",
         )
     # "developer" is the newer name of the same thing; templates know the older.
@@ -264,9 +259,7 @@ def _checked(body: Any, table: Mapping[str, Check], prefix: str = "") -> dict[st
         name = prefix + key
         check = table.get(key)
         if check is None:
-            raise APIError(
-                400, f"unknown parameter: {name!r}", name, code="unknown_parameter"
-            )
+            raise APIError(400, f"unknown parameter: {name!r}", name, code="unknown_parameter")
         if value is not None:  # null is how clients say "the default"
             checked[key] = check(name, value)
     return checked
@@ -325,8 +318,7 @@ def _common(values: dict[str, Any]) -> GenerationParams:
 def _consistent(params: GenerationParams) -> GenerationParams:
     if params.max_tokens is not None and params.min_tokens > params.max_tokens:
         raise bad_request(
-            f"min_tokens is {params.min_tokens}, more than max_tokens "
-            f"({params.max_tokens})",
+            f"min_tokens is {params.min_tokens}, more than max_tokens ({params.max_tokens})",
             "min_tokens",
         )
     return params

@@ -137,10 +137,7 @@ class ChatResponder(_Base):
 
     def whole(self, deltas: list[Delta]) -> dict[str, Any]:
         return self._whole(
-            [
-                self._of(d, "message", {"role": "assistant", "content": d.text})
-                for d in deltas
-            ]
+            [self._of(d, "message", {"role": "assistant", "content": d.text}) for d in deltas]
         )
 
     def _of(self, delta: Delta, key: str, message: dict[str, Any]) -> dict[str, Any]:

@@ -92,9 +92,7 @@ class Scheduler:
         used = self.config.max_num_batched_tokens - budget
         return StepPlan(self._step_id, rows, used)
 
-    def _schedule_running(
-        self, rows: list[ScheduledRow], budget: int
-    ) -> tuple[int, bool]:
+    def _schedule_running(self, rows: list[ScheduledRow], budget: int) -> tuple[int, bool]:
         preempted = False
         position = 0
         # Indexed by hand because preempt() shortens the list's tail meanwhile.
@@ -195,9 +193,7 @@ class Scheduler:
         events = (self._end(request, ERROR, message) for request in failed)
         return [event for event in events if event]
 
-    def _end(
-        self, request: Request, reason: str, error: str | None
-    ) -> TokenEvent | None:
+    def _end(self, request: Request, reason: str, error: str | None) -> TokenEvent | None:
         if request.status == FINISHED:
             return None
         if request.status == RUNNING:
