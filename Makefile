@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: MIT
+#
+# Every job of the project. Each builds what it needs and only what changed;
+# what is slow to build is kept in $XDG_CACHE_HOME/vtpu (or ~/.cache/vtpu).
+
+PYTHON ?= python3
+PORT ?= 8000
+PROMPT ?=
+MAX_TOKENS ?=
+MODEL ?=
+ARGS ?=
+
+export PROMPT MODEL
+guest := PYTHONPATH=guest-image $(PYTHON) -m vtpu_guest
+host := $(guest) python
+model := $(if $(MODEL),--model "$$MODEL")
+checked := python compiler guest-image tests bench qemu-device
+
+.DEFAULT_GOAL := help
+.PHONY: run serve shell exec build test test-fast bench lint clean help
+
+run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
+	@$(guest) run $(model) $(if $(PROMPT),--prompt "$$PROMPT") $(if $(MAX_TOKENS),--max-tokens $(MAX_TOKENS))
+
+serve: ## Serve the OpenAI API on 127.0.0.1:PORT (8000) until Ctrl-C
+	@$(guest) serve $(model) --port $(PORT)
+
+shell: ## Open a root shell in the guest
+	@$(guest) shell $(model)
+
+build: ## Build all images without booting
+	@$(guest) build $(model)
+
+test: ## Run every test, in the guest and out of it [ARGS="pytest arguments"]
+	@$(guest) build
+	@$(host) -m pytest $(ARGS)
+
+test-fast: ## Run the tests that need no guest
+	@$(host) -m pytest -m "not guest" $(ARGS)
+
+bench: ## Measure against llama.cpp; JSON on stdout
+	@$(guest) build >&2
+	@$(host) -m bench
+
+lint: ## Check style and types
+	@$(host) -m ruff check $(wildcard $(checked))
+	@$(host) -m ruff format --check $(wildcard $(checked))
+	@$(host) -m mypy guest-image/vtpu_guest $(wildcard python/vtpu compiler/vtpu_compiler)
+
+clean: ## Remove all that was built and downloaded
+	@$(guest) clean
+
+help: ## Show this list
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20

@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: MIT
+"""The commands behind the Makefile."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+
+from . import accel, chat, checks
+from .build import build
+from .cache import build_lock, cache_dir, remove
+from .guest import Guest, GuestError
+from .machine import GUEST_HTTP_PORT, Machine
+from .stage import Stage, StageError
+from .venv import install_host_packages, venv_environment, venv_python
+
+DEFAULT_PROMPT = "Explain in two sentences what a tensor processing unit does."
+_SPARE_MEMORY_MB = 1024
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    model = Path(arguments.model).resolve() if getattr(arguments, "model", None) else None
+    if model is not None and not model.is_file():
+        raise StageError(f"there is no model file {model}")
+    images = build(model)
+    accelerator = accel.choose()
+    print(f"vtpu: accelerator {accelerator.name} ({accelerator.reason})", file=sys.stderr)
+    machine = Machine(images=images, accelerator=accelerator)
+    checks.need_memory(machine.memory_mb + _SPARE_MEMORY_MB)
+    return machine
+
+
+def _model_name(machine: Machine, arguments: argparse.Namespace) -> str:
+    if arguments.model:
+        return Path(arguments.model).name
+    from .model import fetch
+
+    return fetch().name
+
+
+def _server(machine: Machine, arguments: argparse.Namespace) -> list[str]:
+    model = f"/opt/model/{_model_name(machine, arguments)}"
+    words = ["python3", "-m", "vtpu.server", "--model", model]
+    return [*words, "--host", "0.0.0.0", "--port", str(GUEST_HTTP_PORT)]
+
+
+def _wait_healthy(guest: Guest, port: int, timeout: float = 300) -> None:
+    with Stage("boot and load the model") as stage:
+        while not chat.is_healthy(port):
+            guest.check_running()
+            if stage.elapsed > timeout:
+                raise StageError(f"the server was not ready in {timeout:g} s", guest.console_log)
+            lines = guest.console().splitlines()
+            said = [line.removeprefix("vtpu-init: ") for line in lines if "vtpu-init" in line]
+            stage.progress(said[-1] if said else "kernel")
+            time.sleep(0.05)
+
+
+def _start_server(guest: Guest, port: int) -> None:
+    guest.start(wait=False)
+    try:
+        _wait_healthy(guest, port)
+        guest.wait_agent(10)
+    except GuestError as error:
+        tail = ""
+        if error.log and error.log.is_file():
+            tail = "".join(error.log.read_text(errors="replace").splitlines(keepends=True)[-15:])
+        raise StageError(f"{error.reason}\n{tail}".rstrip(), error.log) from None
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """One answer on stdout."""
+    if arguments.max_tokens < 1:
+        raise StageError(f"MAX_TOKENS is {arguments.max_tokens}; it must be at least 1")
+    machine = _machine(arguments)
+    port = checks.free_port()
+    guest = Guest(machine, forward={port: GUEST_HTTP_PORT}, start=_server(machine, arguments))
+    try:
+        _start_server(guest, port)
+        try:
+            for piece in chat.stream_chat(port, arguments.prompt, arguments.max_tokens):
+                sys.stdout.write(piece)
+                sys.stdout.flush()
+        except chat.ApiError as error:
+            raise StageError(f"chat completion: {error}", guest.console_log) from None
+        finally:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        with Stage("shut down"):
+            guest.shutdown()
+    finally:
+        guest.kill()
+    return 0
+
+
+def serve(arguments: argparse.Namespace) -> int:
+    """The API on 127.0.0.1 until Ctrl-C."""
+    checks.need_port(arguments.port)
+    machine = _machine(arguments)
+    checks.need_port(arguments.port)
+    forward = {arguments.port: GUEST_HTTP_PORT}
+    guest = Guest(machine, forward=forward, start=_server(machine, arguments))
+    try:
+        _start_server(guest, arguments.port)
+        print(f"vtpu: serving on http://127.0.0.1:{arguments.port}/v1, Ctrl-C ends it", file=sys.stderr)
+        while True:
+            guest.check_running()
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        with Stage("shut down"):
+            guest.shutdown()
+        return 0
+    finally:
+        guest.kill()
+
+
+def shell(arguments: argparse.Namespace) -> int:
+    """A root shell in the guest on this terminal."""
+    machine = _machine(arguments)
+    print("vtpu: 'exit' or Ctrl-D powers the guest off", file=sys.stderr)
+    guest = Guest(machine, start=["bash", "-l"], terminal=True)
+    try:
+        guest.start(wait=False)
+        return guest.wait_exit()
+    finally:
+        guest.kill()
+
+
+def execute(arguments: argparse.Namespace) -> int:
+    """One command in a fresh guest, with its output and status."""
+    machine = _machine(arguments)
+    with Stage("boot"):
+        guest = Guest(machine)
+        guest.start()
+    try:
+        done = guest.run(arguments.command, timeout=arguments.timeout)
+        sys.stdout.buffer.write(done.stdout)
+        sys.stdout.flush()
+        sys.stderr.buffer.write(done.stderr)
+        guest.shutdown()
+        return done.returncode
+    finally:
+        guest.kill()
+
+
+def python(arguments: argparse.Namespace) -> int:
+    """The host's Python environment, made when missing."""
+    with build_lock():
+        install_host_packages()
+        interpreter = venv_python()
+    os.execve(interpreter[0], [*interpreter, *arguments.arguments], venv_environment())
+
+
+def clean(_arguments: argparse.Namespace) -> int:
+    """Removes all that was built and downloaded."""
+    with build_lock(), Stage("clean"):
+        for path in cache_dir().iterdir():
+            if path.name != "lock":
+                remove(path)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="vtpu_guest", description=__doc__)
+    commands = parser.add_subparsers(dest="name", required=True)
+
+    def add(name: str, action: object, help_text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=help_text)
+        command.set_defaults(action=action)
+        return command
+
+    def with_model(command: argparse.ArgumentParser) -> None:
+        command.add_argument("--model", help="a GGUF file instead of the default model")
+
+    with_model(add("build", lambda arguments: bool(_machine(arguments)) - 1, "build all images"))
+    command = add("run", run, run.__doc__ or "")
+    with_model(command)
+    command.add_argument("--prompt", default=DEFAULT_PROMPT)
+    command.add_argument("--max-tokens", type=int, default=96)
+    command = add("serve", serve, serve.__doc__ or "")
+    with_model(command)
+    command.add_argument("--port", type=int, default=8000)
+    with_model(add("shell", shell, shell.__doc__ or ""))
+    command = add("exec", execute, execute.__doc__ or "")
+    with_model(command)
+    command.add_argument("--timeout", type=float, default=600)
+    command.add_argument("command", nargs="+")
+    command = add("python", python, python.__doc__ or "")
+    command.add_argument("arguments", nargs=argparse.REMAINDER)
+    add("clean", clean, clean.__doc__ or "")
+    return parser
+
+
+def _terminated(_number: int, _frame: FrameType | None) -> None:
+    # Unwinds like Ctrl-C, so that everything started is ended; the status says
+    # which signal it was.
+    raise SystemExit(128 + signal.SIGTERM)
+
+
+def main() -> int:
+    signal.signal(signal.SIGTERM, _terminated)
+    signal.signal(signal.SIGHUP, _terminated)
+    arguments = _parser().parse_args()
+    try:
+        code: int = arguments.action(arguments)
+        return code
+    except KeyboardInterrupt:
+        print("\nvtpu: interrupted", file=sys.stderr)
+        return 130
+    except (StageError, GuestError, ValueError) as error:
+        print(f"vtpu: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

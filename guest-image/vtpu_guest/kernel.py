@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""Debian's kernel, its modules, and the initramfs that leads to the root image."""
+
+from __future__ import annotations
+
+import lzma
+import subprocess
+from collections.abc import Iterable
+from pathlib import Path
+
+from . import cpio
+from .cache import GUEST_IMAGE, cache_dir, fresh, key, log_dir, prune
+from .privileged import run_in_root, run_privileged
+from .roots import kernel_release
+from .stage import Stage, StageError
+
+# Needed to reach the root image, plus what every guest uses.
+BOOT_MODULES = ["virtio_blk", "virtio_net", "virtio_rng", "crc32c_generic", "erofs", "overlay"]
+_ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_INIT = GUEST_IMAGE / "init"
+
+
+class Modules:
+    """What depmod found out about a root's modules."""
+
+    def __init__(self, root: Path) -> None:
+        self.folder = root / "usr/lib/modules" / kernel_release(root)
+        self._needs: dict[str, list[str]] = {}
+        self._paths: dict[str, str] = {}
+        for line in (self.folder / "modules.dep").read_text().splitlines():
+            path, _, needs = line.partition(":")
+            name = _name(path)
+            self._paths[name] = path
+            self._needs[name] = [_name(need) for need in needs.split()]
+        builtin = (self.folder / "modules.builtin").read_text().split()
+        self._builtin = {_name(path) for path in builtin}
+
+    def order(self, names: Iterable[str]) -> list[str]:
+        """The named modules and what they need, each after what it needs."""
+        found: list[str] = []
+
+        def visit(name: str) -> None:
+            if name in found or name in self._builtin:
+                return
+            if name not in self._needs:
+                raise StageError(f"the guest's kernel has no module {name}")
+            for need in self._needs[name]:
+                visit(need)
+            found.append(name)
+
+        for name in names:
+            visit(name.replace("-", "_"))
+        return found
+
+    def read(self, name: str) -> bytes:
+        """A module's ELF file. Debian compresses them; under emulation that costs."""
+        data = (self.folder / self._paths[name]).read_bytes()
+        return lzma.decompress(data) if self._paths[name].endswith(".xz") else data
+
+
+def _name(path: str) -> str:
+    return Path(path).name.split(".ko")[0].replace("-", "_")
+
+
+def build_vmlinux(guest: Path) -> Path:
+    """The kernel as an ELF file, which QEMU starts directly (PVH).
+
+    Debian's own bzImage works too, but would be decompressed under emulation
+    at every boot.
+    """
+    release = kernel_release(guest)
+    target = cache_dir() / f"vmlinux-{key(release, guest.name)}"
+    if not target.is_file():
+        with Stage("kernel"), fresh(target) as work:
+            image = (guest / f"boot/vmlinuz-{release}").read_bytes()
+            start = image.find(_ZSTD_MAGIC)
+            if start < 0:
+                raise StageError(f"Debian's kernel {release} is not compressed with zstd")
+            packed = work.with_suffix(".zst")
+            packed.write_bytes(image[start:])
+            try:
+                # What follows the compressed kernel is no zstd frame, and zstd
+                # says so after it has written the kernel.
+                with open(work, "wb") as sink:
+                    subprocess.run(
+                        ["zstd", "-dcq", str(packed)], stdout=sink, stderr=subprocess.DEVNULL, check=False
+                    )
+            finally:
+                packed.unlink()
+            if work.read_bytes()[:4] != b"\x7fELF":
+                raise StageError(f"no ELF kernel in Debian's image of {release}")
+        prune("vmlinux-*", [target])
+    return target
+
+
+def build_init(root: Path) -> Path:
+    target = cache_dir() / f"init-{key(root.name, _INIT)}"
+    if not target.is_dir():
+        with Stage("init") as stage, fresh(target) as work:
+            run_in_root(
+                stage,
+                root,
+                ["make", "-s", "-C", "/source", "OUT=/out"],
+                log_dir() / "init.log",
+                read={_INIT: "/source"},
+                write={work: "/out"},
+            )
+        prune("init-????????????????", [target])
+    return target / "init"
+
+
+def build_initramfs(guest: Path, init: Path) -> Path:
+    target = cache_dir() / f"initramfs-{key(guest.name, init.parent.name, *BOOT_MODULES)}"
+    if not target.is_file():
+        with Stage("initramfs"), fresh(target) as work:
+            modules = Modules(guest)
+            order = modules.order(BOOT_MODULES)
+            files = [("init", init.read_bytes())]
+            files += [(f"modules/{name}.ko", modules.read(name)) for name in order]
+            files += [("modules/order", "".join(f"{name}.ko\n" for name in order).encode())]
+            work.write_bytes(cpio.archive(["modules"], files))
+        prune("initramfs-*", [target])
+    return target
+
+
+def build_root_image(build: Path, guest: Path, init: Path) -> Path:
+    """The guest's root as an uncompressed read-only image: reading it costs no CPU."""
+    target = cache_dir() / f"root-{key(guest.name, init.parent.name)}.erofs"
+    if not target.is_file():
+        with Stage("root image") as stage:
+            for folder in ("opt/vtpu", "opt/model"):
+                run_privileged(["mkdir", "-p", str(guest / folder)])
+            run_privileged(["install", "-m", "755", str(init), str(guest / "usr/sbin/vtpu-init")])
+            run_privileged(["ln", "-sf", "vtpu-init", str(guest / "usr/sbin/shutdown")])
+            make_image(stage, build, guest, target, exclude=r"^(boot|var/cache|var/lib/apt)/.*")
+        prune("root-*.erofs", [target])
+    return target
+
+
+def make_image(stage: Stage, build: Path, folder: Path, target: Path, exclude: str = "") -> None:
+    """Packs a folder. Fixed times: the same files give the same image."""
+    log = log_dir() / f"{target.name.split('-')[0]}-image.log"
+    with fresh(target) as work:
+        options = ["--quiet", "-x-1", "-T0", "--all-root"]
+        options += [f"--exclude-regex={exclude}"] if exclude else []
+        run_in_root(
+            stage,
+            build,
+            ["mkfs.erofs", *options, f"/out/{work.name}", "/source"],
+            log,
+            read={folder: "/source"},
+            write={target.parent: "/out"},
+        )
