@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""`make bench`: the guest against llama.cpp on the bare host, in one run.
+
+Rounds alternate between the two, so that a drift of the host's speed meets
+both; a ratio is the median of the rounds' ratios. JSON goes to stdout, what is
+going on to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from vtpu_guest import accel, checks
+from vtpu_guest.build import build
+from vtpu_guest.guest import Guest
+from vtpu_guest.machine import GUEST_HTTP_PORT, Machine
+from vtpu_guest.model import fetch
+
+from . import llama_build, workload
+
+ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
+_READY_TIMEOUT = 300
+
+
+def say(text: str) -> None:
+    print(f"bench: {text}", file=sys.stderr, flush=True)
+
+
+def host() -> dict[str, object]:
+    model = platform.processor()
+    for line in Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.split(":", 1)[1].strip()
+            break
+    return {"cpu": model, "cores": os.cpu_count(), "accelerator": accel.choose().name}
+
+
+def llama(python: Path, model: Path) -> dict[str, float]:
+    """One repetition of every baseline workload."""
+    script = Path(__file__).with_name("llama_baseline.py")
+    command = [str(python), str(script), str(model), "--repeat", "1"]
+    result = subprocess.run(command, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise SystemExit(f"bench: llama.cpp failed: {result.stderr.strip()[-500:]}")
+    return {key: values[0] for key, values in json.loads(result.stdout).items()}
+
+
+def wait_ready(guest: Guest, port: int) -> None:
+    from vtpu_guest import chat
+
+    deadline = time.monotonic() + _READY_TIMEOUT
+    while not chat.is_healthy(port):
+        guest.check_running()
+        if time.monotonic() > deadline:
+            raise SystemExit(f"bench: the server was not ready in {_READY_TIMEOUT} s")
+        time.sleep(0.02)
+
+
+def submit_roundtrip(guest: Guest) -> dict[str, float]:
+    """Microseconds from the submission of a NOP to its woken waiter, in the guest."""
+    script = Path(__file__).with_name("guest_roundtrip.py").read_text()
+    done = guest.run(["python3", "-c", script], timeout=120).check()
+    result: dict[str, float] = json.loads(done.stdout)
+    return result
+
+
+def main() -> None:
+    python = llama_build.build()
+    images = build()
+    model = fetch()
+    port = checks.free_port()
+    machine = Machine(
+        images=images,
+        accelerator=accel.choose(),
+        forward={port: GUEST_HTTP_PORT},
+        start=["python3", "-m", "vtpu.server", "--model", f"/opt/model/{model.name}",
+               "--host", "0.0.0.0", "--port", str(GUEST_HTTP_PORT)],
+    )  # fmt: skip
+    ours: dict[str, list[float]] = {"decode_b1": [], "decode_b8": [], "ttft_512": []}
+    theirs: dict[str, list[float]] = {key: [] for key in ours}
+    say("booting the guest")
+    started = time.monotonic()
+    guest = Guest(machine)
+    try:
+        guest.start(wait=False)
+        wait_ready(guest, port)
+        workload.complete(port, workload.prompt(0, workload.PROMPT_TOKENS), 1)
+        boot = time.monotonic() - started
+        say(f"first token {boot:.1f} s after QEMU's start")
+        guest.wait_agent()
+        workload.decode_rate(port, 8)  # warm-up
+        for number in range(ROUNDS):
+            for key, value in llama(python, model).items():
+                theirs[key].append(value)
+            ours["decode_b1"].append(workload.decode_rate(port, 1))
+            ours["decode_b8"].append(workload.decode_rate(port, 8))
+            ours["ttft_512"].append(workload.first_token_time(port, 512))
+            now = ", ".join(f"{k} {ours[k][-1]:.2f} to {theirs[k][-1]:.2f}" for k in ours)
+            say(f"round {number + 1} of {ROUNDS}: {now}")
+        roundtrip = submit_roundtrip(guest)
+        guest.shutdown()
+    finally:
+        guest.kill()
+
+    def ratio(key: str) -> float:
+        pairs = zip(ours[key], theirs[key], strict=True)
+        return round(statistics.median(a / b for a, b in pairs), 3)
+
+    result = {
+        "decode_b1_ratio": ratio("decode_b1"),
+        "decode_b8_ratio": ratio("decode_b8"),
+        "ttft_512_ratio": ratio("ttft_512"),
+        "boot_to_first_token_s": round(boot, 2),
+        "submit_roundtrip_us": round(roundtrip["median_us"], 1),
+        "host": host(),
+        "raw": {
+            "vtpu": ours,
+            "llama_cpp": theirs,
+            "submit_roundtrip": roundtrip,
+            "units": {"decode_b1": "tokens/s", "decode_b8": "tokens/s", "ttft_512": "s"},
+        },
+    }
+    print(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()
