@@ -146,5 +146,3 @@ def _where(loc: Location) -> str:
     if loc == UNKNOWN:
         return ""
     return f" (at {loc.file}:{loc.line}, module {loc.module})"
-
-

@@ -7,15 +7,15 @@ result. What an operation means, and which operands it accepts, is in ops.py.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Iterator, Union
 
 QUANTISED = ("q8_0", "q4_0", "q4_1")
 FLOATS = ("f32", "f16", "bf16")
 DTYPES = (*FLOATS, "i32", *QUANTISED)
 ELEMENT_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2}
 
-Attr = Union[str, int, float, tuple[str, ...]]
+Attr = str | int | float | tuple[str, ...]
 
 
 class CompileError(ValueError):
@@ -33,7 +33,7 @@ class Dim:
         return f"{self.name}<={self.max}"
 
 
-Size = Union[int, Dim]
+Size = int | Dim
 
 
 def max_size(size: Size) -> int:

@@ -7,8 +7,8 @@ raises CompileError with the reason when the operation is wrong.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Callable, Mapping, Sequence
 
 from .ir import FLOATS, QUANTISED, Attr, CompileError, Dim, Size, Type, Value
 
@@ -104,7 +104,7 @@ def _slice(x: Sequence[Value], attrs: Mapping[str, Attr]) -> Type:
     rows, width = _matrix(x[0], "x", "f32")
     start, size = _int(attrs, "start"), _int(attrs, "size")
     _need(
-        0 < size and start + size <= width,
+        size > 0 and start + size <= width,
         f"columns {start} to {start + size} are not inside {width}",
     )
     return Type((rows, size), "f32")
