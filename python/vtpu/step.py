@@ -7,41 +7,24 @@ compiled again when they change. The names below are those of its fields.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from vtpu_compiler import Dim, Graph
 
 from vtpu import ops
+from vtpu.artifacts import StepShape
 from vtpu.models.llama import Llama, StepBatch
 from vtpu.tensor import Trace
 
 NAME = "step"
 
 
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What is fixed when a step program is compiled.
-
-    max_tokens: most tokens of one step, over all its sequences.
-    max_seqs: rows of the block tables, and most rows sampled.
-    block_size: positions a KV block.
-    max_blocks: blocks of the longest sequence.
-    max_slots: most positions in the KV cache, all sequences together.
-    kv_dtype: element type of the cache: f16, bf16, f32.
-    """
-
-    max_tokens: int = 512
-    max_seqs: int = 16
-    block_size: int = 16
-    max_blocks: int = 512
-    max_slots: int = 1 << 20
-    kv_dtype: str = "f16"
+# The cache's rows are counted in an instruction field of this size.
+_MAX_SLOTS = 1 << 20
 
 
 def trace_step(model: Llama, shape: StepShape) -> Graph:
     """Records one step.
 
-    Launch inputs, all i32, for T tokens, R rows to sample and S sequences:
+    shape.context is given. Launch inputs, all i32, for T tokens, R rows to sample and S sequences:
     token_ids, positions, slots [T], row_info [T, 2], block_tables [S, max_blocks],
     sample_rows [R], sample_params [R, 8]. Results: sampled [R, 48], and logits
     [R, vocab] where the pointer logits_va leads, if it is not null. The KV cache has
@@ -49,7 +32,7 @@ def trace_step(model: Llama, shape: StepShape) -> Graph:
     """
     config = model.config
     tokens, rows = Dim("T", shape.max_tokens), Dim("R", shape.max_seqs)
-    seqs, slots = Dim("S", shape.max_seqs), Dim("N", shape.max_slots)
+    seqs, slots = Dim("S", shape.max_seqs), Dim("N", _MAX_SLOTS)
     trace = Trace(NAME)
     with trace.active():
         batch = StepBatch(
