@@ -7,8 +7,9 @@
  * Threads: the machine owns a command-processor thread and compute workers.
  * Every function here may be called from any thread unless it says otherwise,
  * and returns without waiting for a running program except vtpu_core_free()
- * and vtpu_core_quiesce(). Callbacks run on the machine's threads, never with
- * one of its locks held, and must not call back into functions that wait.
+ * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
+ * with one of its locks held, and must not call back into functions that wait.
+ * guest_error and trace may also run on the thread that made the call.
  */
 #ifndef VTPU_CORE_H
 #define VTPU_CORE_H
@@ -32,6 +33,9 @@ typedef struct VtpuCoreOps {
     void (*hbm_dirty)(void *opaque, uint64_t offset, uint64_t len);
     /* One executed step, for traces. May be NULL. */
     void (*trace)(void *opaque, const char *event, unsigned queue, uint64_t a, uint64_t b);
+    /* First and last thing on the thread that makes callbacks. May be NULL. */
+    void (*thread_enter)(void *opaque);
+    void (*thread_leave)(void *opaque);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -39,6 +43,9 @@ typedef struct VtpuCoreConfig {
     uint64_t hbm_bytes;   /* power of two, at least 16 MiB */
     unsigned threads;     /* compute threads; 0: the host's processors */
     const char *isa_path; /* "scalar", "avx2", "avx512"; NULL: the best the host has */
+    /* 0: instructions run in program order. Else the seed of a random order among
+     * those that the counters allow, to find missing waits. */
+    uint64_t schedule_seed;
 } VtpuCoreConfig;
 
 /* Returns NULL with *error (static string) when the configuration is wrong. */
@@ -58,7 +65,15 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
-/* Waits until no program runs and no callback is in progress; then parks. */
+/*
+ * True from the start of a reset until the old work is gone: a callback that
+ * asks under the lock under which resets are started knows that it is stale.
+ */
+bool vtpu_core_resetting(VtpuCore *core);
+/* Fault injection: the next RUN command never ends, until its queue or the device is reset. */
+void vtpu_core_inject_hang(VtpuCore *core, bool on);
+bool vtpu_core_hang_injected(VtpuCore *core);
+/* Waits until no instruction and no callback is in progress; then parks there. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 

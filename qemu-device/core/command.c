@@ -1,0 +1,281 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The ring commands. An entry has been copied from the ring: what is checked
+ * here is what is used. Command thread only.
+ */
+#include <string.h>
+
+#include "machine.h"
+
+#define COPY_STEP (4u << 20) /* bytes between looks at the stop flag */
+
+static uint64_t field64(const uint8_t *entry, unsigned offset)
+{
+    uint64_t value;
+    memcpy(&value, entry + offset, sizeof(value));
+    return value;
+}
+
+static uint32_t field32(const uint8_t *entry, unsigned offset)
+{
+    uint32_t value;
+    memcpy(&value, entry + offset, sizeof(value));
+    return value;
+}
+
+/* The payload's bytes from `end` on are unused and must be zero. */
+static bool check_entry(const uint8_t *entry, unsigned end)
+{
+    uint8_t known = VTPU_RING_FLAG_FENCE | VTPU_RING_FLAG_IRQ;
+
+    if ((entry[VTPU_RING_FLAGS] & ~known) || entry[VTPU_RING_RESERVED0] ||
+        entry[VTPU_RING_RESERVED0 + 1] || field64(entry, VTPU_RING_RESERVED1)) {
+        return false;
+    }
+    for (unsigned i = end; i < VTPU_RING_ENTRY; i++) {
+        if (entry[i]) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool bad_command(VtpuExec *x)
+{
+    return vtpu_fault(x, VTPU_FAULT_BAD_COMMAND, VTPU_ACCESS_NONE, 0);
+}
+
+/* VMEM never shows one context's data to another. */
+static void take_vmem(VtpuExec *x)
+{
+    VtpuCore *core = x->core;
+
+    if (core->vmem_owner != (int)x->context) {
+        memset(core->vmem, 0, core->vmem_used);
+        core->vmem_used = 0;
+        core->vmem_owner = (int)x->context;
+    }
+}
+
+/* The injected fault: a program that never ends. */
+static bool hang(VtpuExec *x)
+{
+    VtpuCore *core = x->core;
+
+    for (;;) {
+        if (!vtpu_core_boundary(core)) {
+            return false;
+        }
+        pthread_mutex_lock(&core->lock);
+        while (!atomic_load(&core->attention)) {
+            pthread_cond_wait(&core->wake, &core->lock);
+        }
+        pthread_mutex_unlock(&core->lock);
+    }
+}
+
+static bool take_hang(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool injected = core->hang;
+    core->hang = false;
+    pthread_mutex_unlock(&core->lock);
+    return injected;
+}
+
+static bool run(VtpuExec *x, const uint8_t *entry)
+{
+    VtpuCore *core = x->core;
+    uint64_t code_va = field64(entry, VTPU_CMD_RUN_CODE_VA);
+    uint32_t code_bytes = field32(entry, VTPU_CMD_RUN_CODE_BYTES);
+    uint32_t start = field32(entry, VTPU_CMD_RUN_ENTRY);
+    uint64_t args_va = field64(entry, VTPU_CMD_RUN_ARGS_VA);
+    uint32_t num_args = field32(entry, VTPU_CMD_RUN_NUM_ARGS);
+
+    if (!check_entry(entry, VTPU_CMD_RUN_NUM_ARGS + 4) || code_va % VTPU_INSTR_BYTES ||
+        code_bytes % VTPU_INSTR_BYTES || code_bytes == 0 || code_bytes > VTPU_MAX_CODE_BYTES ||
+        start % VTPU_INSTR_BYTES || start >= code_bytes || args_va % 8 ||
+        num_args > VTPU_MAX_ARGS) {
+        return bad_command(x);
+    }
+    memset(x->s, 0, sizeof(x->s));
+    memset(x->counter, 0, sizeof(x->counter));
+    uint8_t *code = vtpu_buffer(x, VTPU_BUFFER_BOUNCE, code_bytes);
+    if (!code || !vtpu_mem_read(x, code_va, code, code_bytes, VTPU_ACCESS_EXEC) ||
+        !vtpu_mem_read(x, args_va, &x->s[VTPU_FIRST_ARG], num_args * 8, VTPU_ACCESS_READ)) {
+        return false;
+    }
+    x->program = vtpu_program_get(core, code, code_bytes);
+    if (!x->program) {
+        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_EXEC, code_va);
+    }
+    x->pc = start;
+    take_vmem(x);
+    if (take_hang(core)) {
+        return hang(x);
+    }
+    vtpu_pool_set_active(core->pool, true);
+    bool ok = vtpu_seq_run(x);
+    vtpu_pool_set_active(core->pool, false);
+    x->program = NULL;
+    if (ok) {
+        vtpu_stat_add(&core->stat_programs, 1);
+    }
+    return ok;
+}
+
+typedef struct CopyJob {
+    uint8_t *dst;
+    const uint8_t *src;
+    uint64_t bytes, part;
+} CopyJob;
+
+static void copy_part(void *arg, uint32_t begin, uint32_t end, unsigned slot)
+{
+    const CopyJob *job = arg;
+    uint64_t from = begin * job->part, to = end * job->part;
+
+    (void)slot;
+    to = to < job->bytes ? to : job->bytes;
+    /* Two virtual ranges apart may still be the same memory. */
+    memmove(job->dst + from, job->src + from, to - from);
+}
+
+static bool copy_piece(VtpuExec *x, const VtpuSpan *dst, const VtpuSpan *src, uint64_t bytes)
+{
+    if (dst->host && src->host) {
+        CopyJob job = { dst->host, src->host, bytes, 256u << 10 };
+        vtpu_dirty(x, dst->host, bytes);
+        return vtpu_pool_for(x->core->pool, (uint32_t)((bytes + job.part - 1) / job.part), 1,
+                             copy_part, &job);
+    }
+    if (dst->host) {
+        vtpu_dirty(x, dst->host, bytes);
+        return vtpu_bus_read(x, src->bus, dst->host, bytes);
+    }
+    if (src->host) {
+        return vtpu_bus_write(x, dst->bus, src->host, bytes);
+    }
+    for (uint64_t done = 0, n; done < bytes; done += n) {
+        uint8_t *buffer = vtpu_buffer(x, VTPU_BUFFER_DMA, VTPU_DMA_CHUNK);
+        n = bytes - done < VTPU_DMA_CHUNK ? bytes - done : VTPU_DMA_CHUNK;
+        if (!buffer || !vtpu_bus_read(x, src->bus + done, buffer, n) ||
+            !vtpu_bus_write(x, dst->bus + done, buffer, n)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool copy(VtpuExec *x, const uint8_t *entry)
+{
+    uint64_t dst = field64(entry, VTPU_CMD_COPY_DST), src = field64(entry, VTPU_CMD_COPY_SRC);
+    uint64_t bytes = field64(entry, VTPU_CMD_COPY_BYTES);
+
+    if (!check_entry(entry, VTPU_CMD_COPY_BYTES + 8) ||
+        (dst > src ? dst - src < bytes : src - dst < bytes && bytes)) {
+        return bad_command(x);
+    }
+    while (bytes) {
+        VtpuSpan to, from;
+        uint64_t n = bytes < COPY_STEP ? bytes : COPY_STEP;
+        if (vtpu_stopped(x->core) || !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
+            !vtpu_mmu_span(x, dst, n, VTPU_ACCESS_WRITE, &to)) {
+            return false;
+        }
+        n = from.len < to.len ? from.len : to.len;
+        if (!copy_piece(x, &to, &from, n)) {
+            return false;
+        }
+        dst += n;
+        src += n;
+        bytes -= n;
+    }
+    return true;
+}
+
+static bool fill(VtpuExec *x, const uint8_t *entry)
+{
+    uint64_t dst = field64(entry, VTPU_CMD_FILL_DST);
+    uint64_t bytes = field64(entry, VTPU_CMD_FILL_BYTES);
+    uint32_t pattern = field32(entry, VTPU_CMD_FILL_PATTERN);
+
+    if (!check_entry(entry, VTPU_CMD_FILL_PATTERN + 4) || bytes % 4) {
+        return bad_command(x);
+    }
+    uint64_t chunk = bytes < VTPU_DMA_CHUNK ? bytes : VTPU_DMA_CHUNK;
+    uint8_t *buffer = vtpu_buffer(x, VTPU_BUFFER_DMA, chunk);
+    if (!buffer) {
+        return false;
+    }
+    for (uint64_t i = 0; i < chunk; i += 4) {
+        memcpy(buffer + i, &pattern, 4);
+    }
+    for (uint64_t n; bytes; dst += n, bytes -= n) {
+        n = bytes < chunk ? bytes : chunk;
+        if (vtpu_stopped(x->core) || !vtpu_mem_write(x, dst, buffer, n)) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool write_word(VtpuExec *x, uint64_t addr, uint64_t value)
+{
+    return addr % 8 ? bad_command(x) : vtpu_mem_write(x, addr, &value, sizeof(value));
+}
+
+static bool wait(VtpuExec *x, const uint8_t *entry, bool *held)
+{
+    uint64_t addr = field64(entry, VTPU_CMD_WAIT_ADDR), word;
+
+    if (!check_entry(entry, VTPU_CMD_WAIT_VALUE + 8) || addr % 8) {
+        return bad_command(x);
+    }
+    if (!vtpu_mem_read(x, addr, &word, sizeof(word), VTPU_ACCESS_READ)) {
+        return false;
+    }
+    *held = word < field64(entry, VTPU_CMD_WAIT_VALUE);
+    return true;
+}
+
+bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held)
+{
+    bool ok;
+
+    *held = false;
+    switch (entry[VTPU_RING_OP]) {
+    case VTPU_CMD_NOP:
+        ok = check_entry(entry, VTPU_RING_PAYLOAD) || bad_command(x);
+        break;
+    case VTPU_CMD_RUN:
+        ok = run(x, entry);
+        break;
+    case VTPU_CMD_COPY:
+        ok = copy(x, entry);
+        break;
+    case VTPU_CMD_FILL:
+        ok = fill(x, entry);
+        break;
+    case VTPU_CMD_WAIT:
+        ok = wait(x, entry, held);
+        break;
+    case VTPU_CMD_SIGNAL:
+        ok = check_entry(entry, VTPU_CMD_SIGNAL_VALUE + 8)
+                 ? write_word(x, field64(entry, VTPU_CMD_SIGNAL_ADDR),
+                              field64(entry, VTPU_CMD_SIGNAL_VALUE))
+                 : bad_command(x);
+        break;
+    case VTPU_CMD_TIMESTAMP:
+        ok = check_entry(entry, VTPU_CMD_TIMESTAMP_ADDR + 8)
+                 ? write_word(x, field64(entry, VTPU_CMD_TIMESTAMP_ADDR),
+                              vtpu_now_ns() - x->core->time_base)
+                 : bad_command(x);
+        break;
+    default:
+        ok = bad_command(x);
+        break;
+    }
+    vtpu_dirty_flush(x);
+    return ok;
+}

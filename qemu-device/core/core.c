@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The machine as a whole: its life, its reset, and the meeting point between
+ * callers' threads and the command thread.
+ */
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+
+#include "machine.h"
+
+uint64_t vtpu_now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}
+
+void vtpu_core_log(VtpuCore *core, const char *message)
+{
+    if (core->ops.guest_error) {
+        core->ops.guest_error(core->opaque, message);
+    }
+}
+
+void vtpu_core_trace(VtpuCore *core, const char *event, unsigned queue, uint64_t a, uint64_t b)
+{
+    if (core->ops.trace) {
+        core->ops.trace(core->opaque, event, queue, a, b);
+    }
+}
+
+void vtpu_core_kick(VtpuCore *core)
+{
+    atomic_fetch_add_explicit(&core->doorbells, 1, memory_order_release);
+    pthread_cond_signal(&core->wake);
+}
+
+/* Lock held; the command thread, or anyone while it is idle. */
+static void apply_contexts(VtpuCore *core)
+{
+    while (core->context_changed) {
+        unsigned c = (unsigned)__builtin_ctzll(core->context_changed);
+        core->context_changed &= core->context_changed - 1;
+        vtpu_tlb_flush(&core->tlb[c]);
+        if (core->root[c] != core->ctx_root[c]) {
+            core->root[c] = core->ctx_root[c];
+            if (core->vmem_owner == (int)c) {
+                core->vmem_owner = -1; /* the number may get a new owner */
+            }
+        }
+    }
+}
+
+/* Lock held; the command thread, or anyone while it is idle. */
+static void finish_reset(VtpuCore *core)
+{
+    vtpu_queue_clear_all(core);
+    memset(core->ctx_root, 0, sizeof(core->ctx_root));
+    core->context_changed = UINT64_MAX;
+    apply_contexts(core);
+    core->vmem_owner = -1;
+    core->err_queues = core->scratch = 0;
+    core->irqs = 0;
+    core->enabled = core->hang = false;
+    atomic_store(&core->stat_programs, 0);
+    atomic_store(&core->stat_instructions, 0);
+    atomic_store(&core->stat_busy_ns, 0);
+    atomic_store(&core->stat_hbm_bytes, 0);
+    core->time_base = vtpu_now_ns();
+    core->reset_count++;
+    core->resetting = false;
+    pthread_cond_broadcast(&core->changed);
+}
+
+void vtpu_core_start_reset(VtpuCore *core)
+{
+    core->resetting = true;
+    if (!core->busy) {
+        finish_reset(core);
+        return;
+    }
+    atomic_store(&core->stop, 1);
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+}
+
+void vtpu_core_context_changed(VtpuCore *core, unsigned context)
+{
+    core->context_changed |= 1ull << context;
+    if (!core->busy) {
+        apply_contexts(core);
+        return;
+    }
+    atomic_store(&core->attention, 1);
+}
+
+bool vtpu_core_boundary(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    atomic_store(&core->attention, 0);
+    apply_contexts(core);
+    while (core->park && !core->exiting) {
+        core->parked = true;
+        pthread_cond_broadcast(&core->changed);
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    core->parked = false;
+    /* Between commands nothing is left to abandon for a reset: it is done. */
+    if (core->resetting && core->running < 0) {
+        atomic_store(&core->stop, core->exiting);
+        finish_reset(core);
+    }
+    uint64_t irqs = core->irqs;
+    core->irqs = 0;
+    bool go_on = !vtpu_stopped(core);
+    pthread_mutex_unlock(&core->lock);
+    for (; irqs; irqs &= irqs - 1) {
+        core->ops.raise_irq(core->opaque, (unsigned)__builtin_ctzll(irqs));
+    }
+    return go_on;
+}
+
+void vtpu_core_reset(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    vtpu_core_start_reset(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+bool vtpu_core_resetting(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool resetting = core->resetting;
+    pthread_mutex_unlock(&core->lock);
+    return resetting;
+}
+
+void vtpu_core_inject_hang(VtpuCore *core, bool on)
+{
+    pthread_mutex_lock(&core->lock);
+    core->hang = on;
+    pthread_mutex_unlock(&core->lock);
+}
+
+bool vtpu_core_hang_injected(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool on = core->hang;
+    pthread_mutex_unlock(&core->lock);
+    return on;
+}
+
+void vtpu_core_quiesce(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->park = true;
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    while (!core->parked) {
+        pthread_cond_wait(&core->changed, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_resume(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->park = false;
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+const char *vtpu_core_isa_path(const VtpuCore *core)
+{
+    return core->kernels->name;
+}
+
+static unsigned host_threads(void)
+{
+    cpu_set_t set;
+
+    return sched_getaffinity(0, sizeof(set), &set) ? 1 : (unsigned)CPU_COUNT(&set);
+}
+
+static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps *ops)
+{
+    if (!ops->dma_read || !ops->dma_write || !ops->raise_irq) {
+        return "dma_read, dma_write and raise_irq are required";
+    }
+    if (!config->hbm || config->hbm_bytes < 16u << 20 ||
+        (config->hbm_bytes & (config->hbm_bytes - 1))) {
+        return "HBM must be a power of two of at least 16 MiB";
+    }
+    if (config->threads > 256) {
+        return "at most 256 compute threads";
+    }
+    if (!vtpu_kernels_get(config->isa_path)) {
+        return "this host has no such vector path";
+    }
+    return NULL;
+}
+
+static bool start_threads(VtpuCore *core)
+{
+    sigset_t all, old;
+
+    core->pool = vtpu_pool_new(core->threads, &core->stop);
+    if (!core->pool) {
+        return false;
+    }
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &old);
+    bool ok = pthread_create(&core->thread, NULL, vtpu_command_thread, core) == 0;
+    pthread_sigmask(SIG_SETMASK, &old, NULL);
+    if (ok) {
+        pthread_setname_np(core->thread, "vtpu-command");
+    }
+    return ok;
+}
+
+/* Everything but the threads. */
+static void destroy(VtpuCore *core)
+{
+    vtpu_pool_free(core->pool);
+    for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
+        free(core->exec.buffer[i].data);
+    }
+    vtpu_program_free_all(core);
+    munmap(core->vmem, VTPU_VMEM_BYTES);
+    pthread_cond_destroy(&core->changed);
+    pthread_cond_destroy(&core->wake);
+    pthread_mutex_destroy(&core->lock);
+    free(core);
+}
+
+VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
+                        void *opaque, const char **error)
+{
+    pthread_condattr_t monotonic;
+
+    *error = check_config(config, ops);
+    if (*error) {
+        return NULL;
+    }
+    VtpuCore *core = calloc(1, sizeof(*core));
+    void *vmem = mmap(NULL, VTPU_VMEM_BYTES, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (!core || vmem == MAP_FAILED) {
+        free(core);
+        *error = "out of memory";
+        return NULL;
+    }
+    core->ops = *ops;
+    core->opaque = opaque;
+    core->hbm = config->hbm;
+    core->hbm_bytes = config->hbm_bytes;
+    core->vmem = vmem;
+    core->kernels = vtpu_kernels_get(config->isa_path);
+    core->threads = config->threads ? config->threads : host_threads();
+    core->schedule_seed = config->schedule_seed;
+    core->running = -1;
+    core->vmem_owner = -1;
+    core->busy = true;
+    core->exec.core = core;
+    core->time_base = vtpu_now_ns();
+    vtpu_queue_clear_all(core);
+    pthread_mutex_init(&core->lock, NULL);
+    pthread_condattr_init(&monotonic);
+    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+    pthread_cond_init(&core->wake, &monotonic);
+    pthread_cond_init(&core->changed, NULL);
+    pthread_condattr_destroy(&monotonic);
+    if (!start_threads(core)) {
+        destroy(core);
+        *error = "cannot start threads";
+        return NULL;
+    }
+    return core;
+}
+
+void vtpu_core_free(VtpuCore *core)
+{
+    if (!core) {
+        return;
+    }
+    pthread_mutex_lock(&core->lock);
+    core->exiting = true;
+    atomic_store(&core->stop, 1);
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+    pthread_join(core->thread, NULL);
+    destroy(core);
+}

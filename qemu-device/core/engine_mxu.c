@@ -1,0 +1,128 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The matrix engine: quantises the activations once, then streams the weight
+ * tiles through the pool. Command thread; arithmetic in the pool.
+ */
+#include "machine.h"
+
+/* Activations of one pass; more rows take several passes over the weights. */
+#define PASS_BYTES (32u << 20)
+
+typedef struct MatmulJob {
+    VtpuExec *x;
+    VtpuMatmul op;
+    uint8_t *quantised;
+    const uint8_t *src;
+    uint64_t src_stride;
+} MatmulJob;
+
+static void quantise_rows(void *arg, uint32_t begin, uint32_t end, unsigned slot)
+{
+    const MatmulJob *job = arg;
+
+    (void)slot;
+    job->x->core->kernels->quantise(job->quantised, (const float *)job->src, job->src_stride,
+                                    job->op.k, begin, end);
+}
+
+static void multiply(void *arg, uint32_t begin, uint32_t end, unsigned slot)
+{
+    const MatmulJob *job = arg;
+
+    (void)slot;
+    job->x->core->kernels->matmul(&job->op, begin, end);
+}
+
+/* Tile rows a part computes: several microseconds, several parts a thread. */
+static uint32_t part_rows(const VtpuCore *core, const VtpuMatmul *op, uint64_t tile_row_bytes)
+{
+    uint64_t tile_rows = op->n / VTPU_TILE_ROWS;
+    uint64_t work = tile_row_bytes * (1 + op->m / 4);
+    uint64_t rows = (48u << 10) / work + 1;
+    uint64_t most = tile_rows / (4 * core->threads) + 1;
+
+    return (uint32_t)(rows < most ? rows : most);
+}
+
+/* Weights that are not one piece of HBM: a row of tiles at a time. */
+static bool multiply_scattered(MatmulJob *job, uint64_t va, uint64_t tile_row_bytes)
+{
+    uint32_t tile_rows = job->op.n / VTPU_TILE_ROWS;
+    VtpuMatmul one = job->op;
+
+    one.n = VTPU_TILE_ROWS;
+    for (uint32_t t = 0; t < tile_rows; t++) {
+        one.weight = vtpu_mmu_view(job->x, va + t * tile_row_bytes, tile_row_bytes,
+                                   VTPU_BUFFER_BOUNCE);
+        if (!one.weight || vtpu_stopped(job->x->core)) {
+            return false;
+        }
+        one.dst = job->op.dst + (size_t)t * VTPU_TILE_ROWS;
+        job->x->core->kernels->matmul(&one, 0, 1);
+    }
+    return true;
+}
+
+static bool pass(MatmulJob *job, uint64_t va)
+{
+    VtpuExec *x = job->x;
+    VtpuPool *pool = x->core->pool;
+    uint64_t tile_row_bytes = job->op.k / VTPU_TILE_COLS * vtpu_tile_bytes(job->op.fmt);
+    uint32_t tile_rows = job->op.n / VTPU_TILE_ROWS;
+
+    if (!vtpu_pool_for(pool, job->op.m, 16384 / (job->op.k + 1) + 1, quantise_rows, job)) {
+        return false;
+    }
+    job->op.weight = vtpu_mmu_direct(x, va, tile_rows * tile_row_bytes, VTPU_ACCESS_READ);
+    vtpu_stat_add(&x->core->stat_hbm_bytes, tile_rows * tile_row_bytes);
+    return job->op.weight
+               ? vtpu_pool_for(pool, tile_rows, part_rows(x->core, &job->op, tile_row_bytes),
+                               multiply, job)
+               : multiply_scattered(job, va, tile_row_bytes);
+}
+
+bool vtpu_mxu_execute(VtpuExec *x, const VtpuIssued *i)
+{
+    const uint64_t *v = i->v;
+    uint64_t m = v[VTPU_MATMUL_M], n = v[VTPU_MATMUL_N], k = v[VTPU_MATMUL_K];
+    uint64_t dst_stride = v[VTPU_MATMUL_DST_STRIDE], src_stride = v[VTPU_MATMUL_SRC_STRIDE];
+
+    if (n % VTPU_TILE_ROWS || k == 0 || k % VTPU_TILE_COLS) {
+        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE,
+                          n % VTPU_TILE_ROWS ? n : k);
+    }
+    uint8_t *dst = vtpu_vmem_write(x, v[VTPU_MATMUL_DST], m, n * 4, dst_stride);
+    const uint8_t *src = dst ? vtpu_vmem_read(x, v[VTPU_MATMUL_SRC], m, k * 4, src_stride) : NULL;
+    if (!src || m == 0 || n == 0) {
+        return src != NULL;
+    }
+    /* Rows are quantised pass by pass: a later one must not read results. */
+    uint64_t row = x->core->kernels->quantise_bytes((uint32_t)k);
+    uint64_t rows = PASS_BYTES / row ? PASS_BYTES / row : 1;
+    rows = rows < m ? rows : m;
+    if (rows < m && !vtpu_vmem_apart(x, v[VTPU_MATMUL_SRC], (m - 1) * src_stride + k * 4,
+                                     v[VTPU_MATMUL_DST], m, n * 4, dst_stride)) {
+        return false;
+    }
+    uint8_t *quantised = vtpu_buffer(x, VTPU_BUFFER_QUANTISED, rows * row);
+    if (!quantised) {
+        return false;
+    }
+    for (uint64_t done = 0; done < m; done += rows) {
+        uint64_t now = m - done < rows ? m - done : rows;
+        MatmulJob job = {
+            x,
+            {
+                .dst = (float *)(dst + done * dst_stride), .dst_stride = dst_stride,
+                .quantised = quantised, .m = (uint32_t)now, .n = (uint32_t)n,
+                .k = (uint32_t)k, .fmt = i->in->in.fmt_a,
+                .accumulate = i->in->in.flags & VTPU_MATMUL_FLAG_ACCUMULATE,
+            },
+            quantised, src + done * src_stride, src_stride,
+        };
+        if (!pass(&job, v[VTPU_MATMUL_WEIGHT])) {
+            return false;
+        }
+    }
+    return true;
+}

@@ -1,0 +1,293 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The machine's inside, shared by the files of this folder.
+ *
+ * Threads: the *command thread* runs ring commands and programs and alone
+ * touches what is marked [command]. Callers' threads (vCPUs) touch what is
+ * marked [lock] with VtpuCore.lock held, and so does the command thread.
+ * Compute workers see only the job that the pool hands to them. The lock is
+ * held for a few instructions only: never over a callback or a computation.
+ *
+ * Errors: an operation that cannot go on records a fault in its VtpuExec and
+ * returns false; false without a fault means that the command was stopped.
+ */
+#ifndef VTPU_MACHINE_H
+#define VTPU_MACHINE_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels.h"
+#include "vtpu_core.h"
+#include "vtpu_hw.h"
+#include "vtpu_isa.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
+#error "the machine reads guest structures in place: little-endian hosts only"
+#endif
+
+#define VTPU_PC_NONE UINT32_MAX
+#define VTPU_DMA_CHUNK (1u << 20) /* most bytes of one callback */
+
+enum { VTPU_ACCESS_NONE, VTPU_ACCESS_READ, VTPU_ACCESS_WRITE, VTPU_ACCESS_EXEC };
+
+typedef struct VtpuFault {
+    uint32_t cause; /* VTPU_FAULT_* */
+    uint32_t access;
+    uint64_t addr;
+    uint32_t pc;
+} VtpuFault;
+
+/* ---- pool.c: compute threads ---- */
+
+typedef struct VtpuPool VtpuPool;
+
+/* Part [begin, end) of a job; slot numbers the calling thread, 0..threads-1. */
+typedef void (*VtpuPoolFn)(void *arg, uint32_t begin, uint32_t end, unsigned slot);
+
+/* stop: when non-zero, parts not yet begun are skipped. NULL: out of threads. */
+VtpuPool *vtpu_pool_new(unsigned threads, const atomic_uint *stop);
+void vtpu_pool_free(VtpuPool *pool);
+/*
+ * Calls fn over [0, total) in parts of `grain`, on the caller and the workers,
+ * and returns when all are done; false when stopped. One caller at a time.
+ */
+bool vtpu_pool_for(VtpuPool *pool, uint32_t total, uint32_t grain, VtpuPoolFn fn, void *arg);
+/* While a program runs, idle workers spin a while before they sleep. */
+void vtpu_pool_set_active(VtpuPool *pool, bool active);
+
+/* ---- mmu.c: translation ---- */
+
+#define VTPU_TLB_SPANS 64
+
+/* A virtually and physically contiguous range with the same rights. */
+typedef struct VtpuTlbSpan {
+    uint64_t start, end; /* virtual; end 0: empty */
+    uint64_t target;     /* HBM offset or bus address of start */
+    uint8_t rights;      /* VTPU_PTE_READ | WRITE | EXEC */
+    bool hbm;
+} VtpuTlbSpan;
+
+typedef struct VtpuTlb {
+    VtpuTlbSpan span[VTPU_TLB_SPANS];
+    unsigned hint, next;
+} VtpuTlb;
+
+typedef struct VtpuSpan {
+    uint8_t *host; /* NULL: system memory at bus */
+    uint64_t bus;
+    uint64_t len;
+} VtpuSpan;
+
+/* ---- decode.c: programs ---- */
+
+typedef struct VtpuDecoded {
+    struct vtpu_instr in;
+    const struct vtpu_op_info *info;
+    uint32_t cause; /* fault on reaching it, or VTPU_FAULT_NONE */
+} VtpuDecoded;
+
+typedef struct VtpuProgram {
+    uint8_t *bytes; /* the private copy */
+    VtpuDecoded *code;
+    uint32_t size;  /* bytes */
+    uint64_t used;  /* for eviction */
+} VtpuProgram;
+
+#define VTPU_PROGRAM_CACHE 16
+
+/* ---- seq.c, engine_*.c: one running command ---- */
+
+#define VTPU_ENGINE_DEPTH 16
+
+typedef struct VtpuIssued {
+    const VtpuDecoded *in;
+    uint64_t v[8]; /* operands */
+    uint64_t order;
+    uint32_t pc;
+    uint32_t wait_value;
+} VtpuIssued;
+
+typedef struct VtpuEngine {
+    VtpuIssued queue[VTPU_ENGINE_DEPTH];
+    unsigned head, count;
+} VtpuEngine;
+
+typedef struct VtpuBuffer {
+    uint8_t *data; /* 64-byte aligned */
+    size_t bytes;
+} VtpuBuffer;
+
+enum { VTPU_BUFFER_QUANTISED, VTPU_BUFFER_BOUNCE, VTPU_BUFFER_THREADS, VTPU_BUFFER_LISTS,
+       VTPU_BUFFER_DMA, VTPU_NUM_BUFFERS };
+
+/* The command being executed. [command] */
+typedef struct VtpuExec {
+    struct VtpuCore *core;
+    unsigned queue, context;
+    VtpuFault fault;
+
+    uint64_t s[VTPU_NUM_SREGS];
+    uint32_t counter[VTPU_NUM_COUNTERS];
+    const VtpuProgram *program;
+    uint32_t pc;
+    VtpuEngine engine[VTPU_NUM_ENGINES];
+    unsigned pending; /* instructions in all engine queues */
+    uint64_t order;
+    uint64_t random;
+
+    uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
+    VtpuBuffer buffer[VTPU_NUM_BUFFERS];
+} VtpuExec;
+
+/* ---- queues ---- */
+
+typedef struct VtpuQueue {
+    /* configuration, [lock] */
+    uint64_t ring_base, fence_addr;
+    uint32_t ring_log2, context, vector, priority;
+    /* state, [lock] */
+    uint32_t state; /* VTPU_QUEUE_STATE_* */
+    uint32_t head, tail;
+    bool bad_doorbell;
+    VtpuFault fault;
+    uint32_t fault_entry;
+    bool holding;       /* a WAIT has not been satisfied; poll at poll_ns */
+    uint64_t poll_ns, poll_interval;
+    /* the copied ring entry of a held WAIT, [command] */
+    uint8_t entry[VTPU_RING_ENTRY];
+} VtpuQueue;
+
+struct VtpuCore {
+    VtpuCoreOps ops;
+    void *opaque;
+    uint8_t *hbm;
+    uint64_t hbm_bytes;
+    uint8_t *vmem;
+    const VtpuKernels *kernels;
+    unsigned threads;
+    uint64_t schedule_seed;
+
+    pthread_mutex_t lock;
+    pthread_cond_t wake;    /* the command thread has something to look at */
+    pthread_cond_t changed; /* parked, reset or left */
+    pthread_t thread;
+    VtpuPool *pool;
+
+    /* Read by the command thread without the lock; written with it. */
+    atomic_uint attention; /* call vtpu_core_boundary() */
+    atomic_uint stop;      /* abandon the running command */
+    atomic_uint doorbells; /* counts doorbells, for a spinning command thread */
+
+    /* [lock] */
+    bool busy; /* the command thread is at work with the lock dropped */
+    bool exiting, park, parked, resetting, enabled, hang;
+    int running; /* queue of the running command, -1 none */
+    unsigned turn; /* queue served last, for round robin */
+    uint32_t reset_count, scratch, err_queues;
+    uint64_t irqs;             /* TEST_IRQ vectors to raise */
+    uint64_t context_changed;  /* bit c: flush context c and take its root */
+    uint64_t ctx_root[VTPU_NUM_CONTEXTS];
+    uint64_t time_base;
+    uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
+    VtpuQueue queue[VTPU_NUM_QUEUES];
+
+    /* Statistics: written by the command thread, read by all. */
+    _Atomic uint64_t stat_programs, stat_instructions, stat_busy_ns, stat_hbm_bytes;
+
+    /* [command] */
+    uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
+    VtpuTlb tlb[VTPU_NUM_CONTEXTS];
+    int vmem_owner;                   /* context whose data VMEM may hold, -1 none */
+    uint64_t vmem_used;               /* VMEM above it is zero */
+    VtpuProgram program[VTPU_PROGRAM_CACHE];
+    uint64_t program_clock;
+    VtpuExec exec;
+};
+
+/* core.c */
+uint64_t vtpu_now_ns(void);
+void vtpu_core_log(VtpuCore *core, const char *message);
+void vtpu_core_trace(VtpuCore *core, const char *event, unsigned queue, uint64_t a, uint64_t b);
+/* Applies what callers asked for while a command runs; false: abandon it. [command] */
+bool vtpu_core_boundary(VtpuCore *core);
+/* Makes the command thread look again; lock held. */
+void vtpu_core_kick(VtpuCore *core);
+void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
+
+/* queue.c; lock held for the first four; false: the guest may not do that now */
+bool vtpu_queue_enable(VtpuCore *core, unsigned q);
+void vtpu_queue_reset(VtpuCore *core, unsigned q);
+bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
+void vtpu_queue_clear_all(VtpuCore *core);
+void *vtpu_command_thread(void *core);
+
+/* command.c: one ring entry; *held: a WAIT that is not satisfied yet */
+bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held);
+
+/* decode.c */
+const VtpuProgram *vtpu_program_get(VtpuCore *core, const uint8_t *bytes, uint32_t size);
+void vtpu_program_free_all(VtpuCore *core);
+
+/* seq.c: from x->pc to HALT */
+bool vtpu_seq_run(VtpuExec *x);
+
+/* engine_*.c */
+bool vtpu_dma_execute(VtpuExec *x, const VtpuIssued *i);
+bool vtpu_mxu_execute(VtpuExec *x, const VtpuIssued *i);
+bool vtpu_vpu_execute(VtpuExec *x, const VtpuIssued *i);
+bool vtpu_attn_execute(VtpuExec *x, const VtpuIssued *i);
+
+/* exec.c: what commands and engines share */
+bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */
+/* A scratch buffer of at least `bytes`; its contents are lost. NULL with a fault. */
+uint8_t *vtpu_buffer(VtpuExec *x, unsigned which, uint64_t bytes);
+/* VMEM rows, checked; rows or row_bytes 0 touch nothing. NULL with a fault. */
+uint8_t *vtpu_vmem_read(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
+                        uint64_t stride);
+uint8_t *vtpu_vmem_write(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
+                         uint64_t stride);
+/* A list that threads read while others write `dst` must lie apart from it. */
+bool vtpu_vmem_apart(VtpuExec *x, uint64_t list, uint64_t list_bytes, uint64_t dst,
+                     uint64_t rows, uint64_t row_bytes, uint64_t stride);
+void vtpu_dirty(VtpuExec *x, const uint8_t *host, uint64_t len);
+void vtpu_dirty_flush(VtpuExec *x);
+static inline void vtpu_stat_add(_Atomic uint64_t *stat, uint64_t n)
+{
+    /* One writer: no locked instruction is needed. */
+    atomic_store_explicit(stat, atomic_load_explicit(stat, memory_order_relaxed) + n,
+                          memory_order_relaxed);
+}
+
+/* mmu.c */
+/* The first 1..len bytes at va that lie together. */
+bool vtpu_mmu_span(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access, VtpuSpan *span);
+/* The whole range as one piece of HBM, or NULL, without a fault. */
+uint8_t *vtpu_mmu_direct(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access);
+/* The range in place when it is one piece of HBM, else a copy in `buffer`. */
+const uint8_t *vtpu_mmu_view(VtpuExec *x, uint64_t va, uint64_t len, unsigned buffer);
+void vtpu_tlb_flush(VtpuTlb *tlb);
+/* Copies; a fault may leave a part done. */
+bool vtpu_mem_read(VtpuExec *x, uint64_t va, void *buf, uint64_t len, uint32_t access);
+bool vtpu_mem_write(VtpuExec *x, uint64_t va, const void *buf, uint64_t len);
+/* Bus accesses that record BUS faults. */
+bool vtpu_bus_read(VtpuExec *x, uint64_t bus, void *buf, uint64_t len);
+bool vtpu_bus_write(VtpuExec *x, uint64_t bus, const void *buf, uint64_t len);
+
+static inline void vtpu_relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static inline bool vtpu_stopped(const VtpuCore *core)
+{
+    return atomic_load_explicit(&core->stop, memory_order_acquire) != 0;
+}
+
+#endif

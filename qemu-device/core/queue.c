@@ -1,0 +1,298 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The command processor: queues, their order, completion and faults. One ring
+ * command at a time: the highest priority first, equals in turn.
+ */
+#include <string.h>
+#include <time.h>
+
+#include "machine.h"
+
+/* A held WAIT is looked at again after this long, doubling up to the most. */
+#define POLL_FIRST_NS 50000
+#define POLL_MOST_NS 1000000
+/* How long the thread watches for the next doorbell before it sleeps. */
+#define IDLE_SPIN_NS 0
+
+static uint32_t ring_entries(const VtpuQueue *queue)
+{
+    return 1u << queue->ring_log2;
+}
+
+static void clear_state(VtpuQueue *queue)
+{
+    queue->state = VTPU_QUEUE_STATE_DISABLED;
+    queue->head = queue->tail = 0;
+    queue->bad_doorbell = queue->holding = false;
+    queue->fault = (VtpuFault) { .pc = VTPU_PC_NONE };
+    queue->fault_entry = 0;
+}
+
+void vtpu_queue_clear_all(VtpuCore *core)
+{
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        core->queue[q] = (VtpuQueue) { .ring_log2 = VTPU_RING_LOG2_MIN };
+        clear_state(&core->queue[q]);
+    }
+}
+
+/* Lock held; the caller raises vector 0. */
+static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uint32_t entry)
+{
+    VtpuQueue *queue = &core->queue[q];
+
+    queue->fault = *fault;
+    queue->fault_entry = entry;
+    queue->state = VTPU_QUEUE_STATE_FAULTED;
+    queue->holding = false;
+    core->err_queues |= 1u << q;
+}
+
+bool vtpu_queue_enable(VtpuCore *core, unsigned q)
+{
+    VtpuQueue *queue = &core->queue[q];
+
+    if (queue->state != VTPU_QUEUE_STATE_DISABLED) {
+        return false;
+    }
+    clear_state(queue);
+    queue->state = VTPU_QUEUE_STATE_READY;
+    if (queue->ring_log2 < VTPU_RING_LOG2_MIN || queue->ring_log2 > VTPU_RING_LOG2_MAX ||
+        queue->ring_base % VTPU_RING_ENTRY || queue->fence_addr % 8 ||
+        queue->context >= VTPU_NUM_CONTEXTS || queue->vector >= VTPU_NUM_MSIX) {
+        VtpuFault fault = { .cause = VTPU_FAULT_BAD_RING, .pc = VTPU_PC_NONE };
+        record_fault(core, q, &fault, 0);
+        core->irqs |= 1;
+        atomic_store(&core->attention, 1);
+    }
+    vtpu_core_kick(core);
+    return true;
+}
+
+void vtpu_queue_reset(VtpuCore *core, unsigned q)
+{
+    VtpuQueue *queue = &core->queue[q];
+
+    if (core->running == (int)q) {
+        queue->state = VTPU_QUEUE_STATE_RESETTING;
+        atomic_store(&core->stop, 1);
+        atomic_store(&core->attention, 1);
+        vtpu_core_kick(core);
+    } else {
+        clear_state(queue);
+    }
+}
+
+bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail)
+{
+    VtpuQueue *queue = &core->queue[q];
+
+    if (queue->state != VTPU_QUEUE_STATE_READY && queue->state != VTPU_QUEUE_STATE_RUNNING) {
+        return false;
+    }
+    if (tail - queue->head > ring_entries(queue)) {
+        queue->bad_doorbell = true;
+    } else {
+        queue->tail = tail;
+    }
+    vtpu_core_kick(core);
+    return true;
+}
+
+static bool has_work(const VtpuQueue *queue, uint64_t now)
+{
+    return queue->state == VTPU_QUEUE_STATE_READY &&
+           (queue->bad_doorbell || (queue->head != queue->tail &&
+                                    (!queue->holding || queue->poll_ns <= now)));
+}
+
+/* The queue to serve, or -1. Lock held. */
+static int pick(VtpuCore *core, uint64_t now)
+{
+    int best = -1;
+
+    for (unsigned i = 1; core->enabled && i <= VTPU_NUM_QUEUES; i++) {
+        unsigned q = (core->turn + i) % VTPU_NUM_QUEUES;
+        if (has_work(&core->queue[q], now) &&
+            (best < 0 || core->queue[q].priority > core->queue[best].priority)) {
+            best = (int)q;
+        }
+    }
+    return best;
+}
+
+/* Lock held: a completed command may have satisfied any held WAIT. */
+static void poll_soon(VtpuCore *core)
+{
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        core->queue[q].poll_ns = 0;
+    }
+}
+
+static void hold(VtpuQueue *queue, uint64_t now)
+{
+    uint64_t twice = queue->poll_interval * 2;
+
+    queue->poll_interval = !queue->holding       ? POLL_FIRST_NS
+                           : twice < POLL_MOST_NS ? twice
+                                                  : POLL_MOST_NS;
+    queue->poll_ns = now + queue->poll_interval;
+    queue->holding = true;
+}
+
+/*
+ * Advances the head, then writes the fence and raises the interrupt: software
+ * that sees the fence finds the entry free. Lock not held.
+ */
+static bool complete(VtpuExec *x, const uint8_t *entry, uint64_t fence_addr, unsigned vector)
+{
+    VtpuCore *core = x->core;
+    uint64_t fence;
+
+    pthread_mutex_lock(&core->lock);
+    bool stopped = vtpu_stopped(core);
+    if (!stopped) {
+        core->queue[x->queue].head++;
+        core->queue[x->queue].holding = false;
+        poll_soon(core);
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (stopped) {
+        return false;
+    }
+    memcpy(&fence, entry + VTPU_RING_FENCE, sizeof(fence));
+    if ((entry[VTPU_RING_FLAGS] & VTPU_RING_FLAG_FENCE) &&
+        !vtpu_bus_write(x, fence_addr, &fence, sizeof(fence))) {
+        return false;
+    }
+    if (entry[VTPU_RING_FLAGS] & VTPU_RING_FLAG_IRQ) {
+        core->ops.raise_irq(core->opaque, vector);
+    }
+    return true;
+}
+
+/* One command of queue q. Called and returns with the lock held. */
+static void serve(VtpuCore *core, unsigned q)
+{
+    VtpuQueue *queue = &core->queue[q];
+    VtpuExec *x = &core->exec;
+    uint64_t fence_addr = queue->fence_addr;
+    unsigned vector = queue->vector;
+    uint32_t head = queue->head;
+    uint64_t at = queue->ring_base + (uint64_t)(head & (ring_entries(queue) - 1)) * VTPU_RING_ENTRY;
+    bool fetched = queue->holding, held = false, ok;
+
+    x->queue = q;
+    x->context = queue->context;
+    x->fault = (VtpuFault) { .pc = VTPU_PC_NONE };
+    queue->state = VTPU_QUEUE_STATE_RUNNING;
+    core->running = (int)q;
+    core->turn = q;
+    if (queue->bad_doorbell) {
+        ok = vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
+    } else {
+        pthread_mutex_unlock(&core->lock);
+        uint64_t start = vtpu_now_ns();
+        ok = fetched || vtpu_bus_read(x, at, queue->entry, VTPU_RING_ENTRY);
+        if (ok && !fetched) {
+            vtpu_core_trace(core, "begin", q, queue->entry[VTPU_RING_OP], head);
+        }
+        ok = ok && vtpu_command_execute(x, queue->entry, &held) &&
+             (held || complete(x, queue->entry, fence_addr, vector));
+        if (ok && !held) {
+            vtpu_core_trace(core, "end", q, queue->entry[VTPU_RING_OP], head);
+        }
+        vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - start);
+        pthread_mutex_lock(&core->lock);
+    }
+    core->running = -1;
+    if (queue->state == VTPU_QUEUE_STATE_RESETTING) {
+        clear_state(queue);
+    } else if (!core->resetting && x->fault.cause != VTPU_FAULT_NONE) {
+        record_fault(core, q, &x->fault, head);
+        core->irqs |= 1;
+        atomic_store(&core->attention, 1);
+        pthread_mutex_unlock(&core->lock);
+        vtpu_core_trace(core, "fault", q, x->fault.cause, x->fault.addr);
+        pthread_mutex_lock(&core->lock);
+    } else {
+        queue->state = VTPU_QUEUE_STATE_READY;
+        if (held) {
+            hold(queue, vtpu_now_ns());
+        }
+    }
+    if (core->resetting) {
+        atomic_store(&core->attention, 1);
+    } else if (!core->exiting) {
+        atomic_store(&core->stop, 0);
+    }
+}
+
+/* Lock held: sleeps until kicked or until the next WAIT is to be polled. */
+static void idle(VtpuCore *core)
+{
+    uint64_t next = UINT64_MAX;
+
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        const VtpuQueue *queue = &core->queue[q];
+        if (core->enabled && queue->state == VTPU_QUEUE_STATE_READY && queue->holding &&
+            queue->poll_ns < next) {
+            next = queue->poll_ns;
+        }
+    }
+    core->busy = false;
+    if (next == UINT64_MAX) {
+        pthread_cond_wait(&core->wake, &core->lock);
+    } else {
+        struct timespec t = { (time_t)(next / 1000000000u), (long)(next % 1000000000u) };
+        pthread_cond_timedwait(&core->wake, &core->lock, &t);
+    }
+    core->busy = true;
+}
+
+/* Watches for a doorbell a little while; lock held. True when there was one. */
+static bool spin(VtpuCore *core)
+{
+    unsigned seen = atomic_load(&core->doorbells);
+    uint64_t end = vtpu_now_ns() + IDLE_SPIN_NS;
+
+    core->busy = false;
+    pthread_mutex_unlock(&core->lock);
+    while (atomic_load_explicit(&core->doorbells, memory_order_acquire) == seen &&
+           vtpu_now_ns() < end) {
+        vtpu_relax();
+    }
+    pthread_mutex_lock(&core->lock);
+    core->busy = true;
+    return atomic_load(&core->doorbells) != seen;
+}
+
+void *vtpu_command_thread(void *opaque)
+{
+    VtpuCore *core = opaque;
+    bool worked = false;
+
+    if (core->ops.thread_enter) {
+        core->ops.thread_enter(core->opaque);
+    }
+    pthread_mutex_lock(&core->lock);
+    while (!core->exiting) {
+        int q;
+        if (atomic_load(&core->attention)) {
+            pthread_mutex_unlock(&core->lock);
+            vtpu_core_boundary(core);
+            pthread_mutex_lock(&core->lock);
+        } else if ((q = pick(core, vtpu_now_ns())) >= 0) {
+            serve(core, (unsigned)q);
+            worked = true;
+        } else if (!worked || !IDLE_SPIN_NS || !spin(core)) {
+            worked = false;
+            idle(core);
+        }
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (core->ops.thread_leave) {
+        core->ops.thread_leave(core->opaque);
+    }
+    return NULL;
+}

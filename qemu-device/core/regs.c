@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * BAR0 and the doorbells. Callers' threads; the lock is held per access.
+ */
+#include "machine.h"
+
+/* A register's offset inside its array, or the register itself. */
+typedef struct Reg {
+    uint64_t offset; /* as VTPU_REG_*, of element 0 */
+    unsigned index;  /* context or queue */
+    unsigned size;   /* 4 or 8; 0: no register starts here */
+} Reg;
+
+static unsigned queue_reg_size(uint64_t offset)
+{
+    switch (offset) {
+    case VTPU_REG_Q_RING_BASE:
+    case VTPU_REG_Q_FENCE_ADDR:
+    case VTPU_REG_Q_FAULT_ADDR:
+        return 8;
+    case VTPU_REG_Q_RING_LOG2:
+    case VTPU_REG_Q_CONTEXT:
+    case VTPU_REG_Q_VECTOR:
+    case VTPU_REG_Q_PRIORITY:
+    case VTPU_REG_Q_CTRL:
+    case VTPU_REG_Q_QSTATUS:
+    case VTPU_REG_Q_HEAD:
+    case VTPU_REG_Q_TAIL:
+    case VTPU_REG_Q_FAULT_CAUSE:
+    case VTPU_REG_Q_FAULT_ACCESS:
+    case VTPU_REG_Q_FAULT_PC:
+    case VTPU_REG_Q_FAULT_ENTRY:
+    case VTPU_REG_Q_DOORBELL:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+static unsigned device_reg_size(uint64_t offset)
+{
+    switch (offset) {
+    case VTPU_REG_HBM_SIZE:
+    case VTPU_REG_TIME:
+    case VTPU_REG_STAT_PROGRAMS:
+    case VTPU_REG_STAT_INSTRUCTIONS:
+    case VTPU_REG_STAT_BUSY_NS:
+    case VTPU_REG_STAT_HBM_BYTES:
+        return 8;
+    case VTPU_REG_ID:
+    case VTPU_REG_VERSION:
+    case VTPU_REG_ISA_VERSION:
+    case VTPU_REG_CAPS:
+    case VTPU_REG_VMEM_SIZE:
+    case VTPU_REG_NUM_QUEUES:
+    case VTPU_REG_NUM_CONTEXTS:
+    case VTPU_REG_NUM_MSIX:
+    case VTPU_REG_CTRL:
+    case VTPU_REG_STATUS:
+    case VTPU_REG_RESET_COUNT:
+    case VTPU_REG_ERR_QUEUES:
+    case VTPU_REG_TEST_SCRATCH:
+    case VTPU_REG_TEST_IRQ:
+    case VTPU_REG_TLB_INVALIDATE:
+    case VTPU_REG_TLB_PENDING:
+        return 4;
+    default:
+        return 0;
+    }
+}
+
+static Reg find_reg(uint64_t offset)
+{
+    uint64_t ctx = offset - VTPU_REG_CTX_ROOT, queue = offset - VTPU_QUEUE_OFFSET;
+
+    if (offset >= VTPU_REG_CTX_ROOT && ctx < VTPU_NUM_CONTEXTS * 8) {
+        return (Reg) { VTPU_REG_CTX_ROOT, (unsigned)(ctx / 8), ctx % 8 ? 0 : 8 };
+    }
+    if (offset >= VTPU_QUEUE_OFFSET && queue < VTPU_NUM_QUEUES * VTPU_QUEUE_STRIDE) {
+        uint64_t reg = VTPU_QUEUE_OFFSET + queue % VTPU_QUEUE_STRIDE;
+        return (Reg) { reg, (unsigned)(queue / VTPU_QUEUE_STRIDE), queue_reg_size(reg) };
+    }
+    return (Reg) { offset, 0, device_reg_size(offset) };
+}
+
+static uint64_t read_queue(const VtpuCore *core, const Reg *reg)
+{
+    const VtpuQueue *queue = &core->queue[reg->index];
+
+    switch (reg->offset) {
+    case VTPU_REG_Q_RING_BASE:
+        return queue->ring_base;
+    case VTPU_REG_Q_FENCE_ADDR:
+        return queue->fence_addr;
+    case VTPU_REG_Q_RING_LOG2:
+        return queue->ring_log2;
+    case VTPU_REG_Q_CONTEXT:
+        return queue->context;
+    case VTPU_REG_Q_VECTOR:
+        return queue->vector;
+    case VTPU_REG_Q_PRIORITY:
+        return queue->priority;
+    case VTPU_REG_Q_CTRL:
+        return queue->state == VTPU_QUEUE_STATE_DISABLED ? 0 : VTPU_Q_CTRL_ENABLE;
+    case VTPU_REG_Q_QSTATUS:
+        return queue->state;
+    case VTPU_REG_Q_HEAD:
+        return queue->head;
+    case VTPU_REG_Q_TAIL:
+    case VTPU_REG_Q_DOORBELL:
+        return queue->tail;
+    case VTPU_REG_Q_FAULT_CAUSE:
+        return queue->fault.cause;
+    case VTPU_REG_Q_FAULT_ACCESS:
+        return queue->fault.access;
+    case VTPU_REG_Q_FAULT_ADDR:
+        return queue->fault.addr;
+    case VTPU_REG_Q_FAULT_PC:
+        return queue->fault.pc;
+    case VTPU_REG_Q_FAULT_ENTRY:
+        return queue->fault_entry;
+    default:
+        return 0;
+    }
+}
+
+static uint32_t status(const VtpuCore *core)
+{
+    return (core->enabled && !core->resetting ? VTPU_STATUS_READY : 0) |
+           (core->resetting ? VTPU_STATUS_RESETTING : 0) |
+           (core->running >= 0 ? VTPU_STATUS_BUSY : 0);
+}
+
+static uint64_t read_reg(VtpuCore *core, const Reg *reg)
+{
+    if (reg->offset >= VTPU_QUEUE_OFFSET) {
+        return read_queue(core, reg);
+    }
+    switch (reg->offset) {
+    case VTPU_REG_ID:
+        return VTPU_MAGIC;
+    case VTPU_REG_VERSION:
+        return VTPU_HW_VERSION;
+    case VTPU_REG_ISA_VERSION:
+        return VTPU_ISA_VERSION;
+    case VTPU_REG_HBM_SIZE:
+        return core->hbm_bytes;
+    case VTPU_REG_VMEM_SIZE:
+        return VTPU_VMEM_BYTES;
+    case VTPU_REG_NUM_QUEUES:
+        return VTPU_NUM_QUEUES;
+    case VTPU_REG_NUM_CONTEXTS:
+        return VTPU_NUM_CONTEXTS;
+    case VTPU_REG_NUM_MSIX:
+        return VTPU_NUM_MSIX;
+    case VTPU_REG_CTRL:
+        return core->enabled ? VTPU_CTRL_ENABLE : 0;
+    case VTPU_REG_STATUS:
+        return status(core);
+    case VTPU_REG_RESET_COUNT:
+        return core->reset_count;
+    case VTPU_REG_TIME:
+        return vtpu_now_ns() - core->time_base;
+    case VTPU_REG_ERR_QUEUES:
+        return core->err_queues;
+    case VTPU_REG_TEST_SCRATCH:
+        return core->scratch;
+    case VTPU_REG_TLB_PENDING:
+        return core->context_changed != 0;
+    case VTPU_REG_STAT_PROGRAMS:
+        return atomic_load_explicit(&core->stat_programs, memory_order_relaxed);
+    case VTPU_REG_STAT_INSTRUCTIONS:
+        return atomic_load_explicit(&core->stat_instructions, memory_order_relaxed);
+    case VTPU_REG_STAT_BUSY_NS:
+        return atomic_load_explicit(&core->stat_busy_ns, memory_order_relaxed);
+    case VTPU_REG_STAT_HBM_BYTES:
+        return atomic_load_explicit(&core->stat_hbm_bytes, memory_order_relaxed);
+    case VTPU_REG_CTX_ROOT:
+        return core->ctx_root[reg->index];
+    default:
+        return 0;
+    }
+}
+
+/* Of a queue's configuration: only while it is disabled. */
+static bool write_queue_config(VtpuQueue *queue, const Reg *reg, uint64_t value)
+{
+    if (queue->state != VTPU_QUEUE_STATE_DISABLED) {
+        return false;
+    }
+    switch (reg->offset) {
+    case VTPU_REG_Q_RING_BASE:
+        queue->ring_base = value;
+        return true;
+    case VTPU_REG_Q_FENCE_ADDR:
+        queue->fence_addr = value;
+        return true;
+    case VTPU_REG_Q_RING_LOG2:
+        queue->ring_log2 = (uint32_t)value;
+        return true;
+    case VTPU_REG_Q_CONTEXT:
+        queue->context = (uint32_t)value;
+        return true;
+    case VTPU_REG_Q_VECTOR:
+        queue->vector = (uint32_t)value;
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* False: the guest may not write this. */
+static bool write_queue(VtpuCore *core, const Reg *reg, uint64_t value)
+{
+    VtpuQueue *queue = &core->queue[reg->index];
+
+    switch (reg->offset) {
+    case VTPU_REG_Q_PRIORITY:
+        if (value > 2) {
+            return false;
+        }
+        queue->priority = (uint32_t)value;
+        return true;
+    case VTPU_REG_Q_CTRL:
+        if (value & VTPU_Q_CTRL_RESET) {
+            vtpu_queue_reset(core, reg->index);
+        } else if ((value & VTPU_Q_CTRL_ENABLE) && !vtpu_queue_enable(core, reg->index)) {
+            return false;
+        }
+        return !(value & ~(uint64_t)(VTPU_Q_CTRL_RESET | VTPU_Q_CTRL_ENABLE));
+    case VTPU_REG_Q_DOORBELL:
+        return vtpu_queue_doorbell(core, reg->index, (uint32_t)value);
+    default:
+        return write_queue_config(queue, reg, value);
+    }
+}
+
+static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
+{
+    if (reg->offset >= VTPU_QUEUE_OFFSET) {
+        return write_queue(core, reg, value);
+    }
+    switch (reg->offset) {
+    case VTPU_REG_CTRL:
+        if (value & VTPU_CTRL_RESET) {
+            vtpu_core_start_reset(core);
+        } else {
+            core->enabled = value & VTPU_CTRL_ENABLE;
+            vtpu_core_kick(core);
+        }
+        return !(value & ~(uint64_t)(VTPU_CTRL_RESET | VTPU_CTRL_ENABLE));
+    case VTPU_REG_ERR_QUEUES:
+        core->err_queues &= ~(uint32_t)value;
+        return true;
+    case VTPU_REG_TEST_SCRATCH:
+        core->scratch = (uint32_t)value;
+        return true;
+    case VTPU_REG_TEST_IRQ:
+        if (value >= VTPU_NUM_MSIX) {
+            return false;
+        }
+        core->irqs |= 1ull << value;
+        atomic_store(&core->attention, 1);
+        vtpu_core_kick(core);
+        return true;
+    case VTPU_REG_TLB_INVALIDATE:
+        if (value >= VTPU_NUM_CONTEXTS) {
+            return false;
+        }
+        vtpu_core_context_changed(core, (unsigned)value);
+        return true;
+    case VTPU_REG_CTX_ROOT:
+        core->ctx_root[reg->index] = value;
+        vtpu_core_context_changed(core, reg->index);
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* The low half of an 8-byte register keeps the high one for the next read. */
+static bool read_half(VtpuCore *core, uint64_t offset, uint64_t *value)
+{
+    Reg reg = find_reg(offset);
+
+    if (reg.size == 4) {
+        *value = read_reg(core, &reg);
+        return true;
+    }
+    if (reg.size == 8) {
+        *value = read_reg(core, &reg);
+        core->latch_offset = (uint32_t)offset + 4;
+        core->latch_high = (uint32_t)(*value >> 32);
+        *value = (uint32_t)*value;
+        return true;
+    }
+    reg = offset >= 4 ? find_reg(offset - 4) : reg;
+    if (reg.size != 8) {
+        return false;
+    }
+    *value = core->latch_offset == offset ? core->latch_high : read_reg(core, &reg) >> 32;
+    core->latch_offset = 0;
+    return true;
+}
+
+static bool write_half(VtpuCore *core, uint64_t offset, uint32_t value)
+{
+    Reg reg = find_reg(offset);
+
+    if (reg.size == 4) {
+        return write_reg(core, &reg, value);
+    }
+    if (reg.size == 8) {
+        return write_reg(core, &reg, (read_reg(core, &reg) & ~(uint64_t)UINT32_MAX) | value);
+    }
+    reg = offset >= 4 ? find_reg(offset - 4) : reg;
+    return reg.size == 8 &&
+           write_reg(core, &reg, (uint32_t)read_reg(core, &reg) | (uint64_t)value << 32);
+}
+
+uint64_t vtpu_core_mmio_read(VtpuCore *core, uint64_t offset, unsigned size)
+{
+    uint64_t value = 0;
+    bool ok = false;
+
+    pthread_mutex_lock(&core->lock);
+    if (size == 4) {
+        ok = read_half(core, offset, &value);
+    } else if (size == 8) {
+        Reg reg = find_reg(offset);
+        ok = reg.size == 8;
+        value = ok ? read_reg(core, &reg) : 0;
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (!ok) {
+        vtpu_core_log(core, "read of no register");
+    }
+    return value;
+}
+
+void vtpu_core_mmio_write(VtpuCore *core, uint64_t offset, uint64_t value, unsigned size)
+{
+    bool ok = false;
+
+    pthread_mutex_lock(&core->lock);
+    if (size == 4) {
+        ok = write_half(core, offset, (uint32_t)value);
+    } else if (size == 8) {
+        Reg reg = find_reg(offset);
+        ok = reg.size == 8 && write_reg(core, &reg, value);
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (!ok) {
+        vtpu_core_log(core, "write of no register, or of a value or at a time it does not allow");
+    }
+}
+
+void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail)
+{
+    bool ok = false;
+
+    if (queue < VTPU_NUM_QUEUES) {
+        pthread_mutex_lock(&core->lock);
+        ok = vtpu_queue_doorbell(core, queue, tail);
+        pthread_mutex_unlock(&core->lock);
+    }
+    if (!ok) {
+        vtpu_core_log(core, "doorbell of no queue, or of one that does not run");
+    }
+}

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The sequencer: runs scalar instructions, issues the others to their engine's
+ * in-order queue, and decides who takes the next step. One step is one whole
+ * instruction, carried out by all compute threads together. Command thread only.
+ */
+#include <string.h>
+
+#include "machine.h"
+
+enum { STEP_SEQ = VTPU_ENGINE_SEQ, STEP_NONE = -1 };
+
+static inline const VtpuDecoded *at_pc(const VtpuExec *x)
+{
+    return x->pc < x->program->size ? &x->program->code[x->pc / VTPU_INSTR_BYTES] : NULL;
+}
+
+static inline uint32_t wait_value(const VtpuExec *x, const struct vtpu_instr *in)
+{
+    return (uint32_t)x->s[in->wait_reg] + in->wait_imm;
+}
+
+static inline bool counter_reached(const VtpuExec *x, uint8_t counter, uint32_t value)
+{
+    return counter == 0 || x->counter[counter] >= value;
+}
+
+static bool engine_ready(const VtpuExec *x, int engine)
+{
+    const VtpuEngine *e = &x->engine[engine];
+    const VtpuIssued *i = &e->queue[e->head];
+
+    return e->count && counter_reached(x, i->in->in.wait, i->wait_value);
+}
+
+/* The sequencer can take its next instruction, or fault on it. */
+static bool seq_ready(const VtpuExec *x)
+{
+    const VtpuDecoded *d = at_pc(x);
+
+    if (!d || d->cause) {
+        return true;
+    }
+    if (d->info->engine != VTPU_ENGINE_SEQ) {
+        return x->engine[d->info->engine].count < VTPU_ENGINE_DEPTH;
+    }
+    if (d->in.wait && !counter_reached(x, d->in.wait, wait_value(x, &d->in))) {
+        return false;
+    }
+    bool drains = d->in.opcode == VTPU_OP_HALT || d->in.opcode == VTPU_OP_SYNC;
+    return !drains || x->pending == 0;
+}
+
+static int choose_random(VtpuExec *x)
+{
+    int ready[VTPU_NUM_ENGINES], count = 0;
+
+    if (seq_ready(x)) {
+        ready[count++] = STEP_SEQ;
+    }
+    for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
+        if (engine_ready(x, e)) {
+            ready[count++] = e;
+        }
+    }
+    x->random ^= x->random << 13;
+    x->random ^= x->random >> 7;
+    x->random ^= x->random << 17;
+    return count ? ready[(x->random >> 32) % (unsigned)count] : STEP_NONE;
+}
+
+/*
+ * Who steps next: the oldest issued instruction that may start, so that by
+ * default a program runs in its own order. With a seed, any legal order.
+ */
+static inline int choose(VtpuExec *x)
+{
+    if (x->core->schedule_seed) {
+        return choose_random(x);
+    }
+    int best = STEP_NONE;
+    if (x->pending) {
+        uint64_t oldest = UINT64_MAX;
+        for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
+            uint64_t order = x->engine[e].queue[x->engine[e].head].order;
+            if (engine_ready(x, e) && order < oldest) {
+                oldest = order;
+                best = e;
+            }
+        }
+    }
+    return best == STEP_NONE && seq_ready(x) ? STEP_SEQ : best;
+}
+
+static inline void complete(VtpuExec *x, const struct vtpu_instr *in)
+{
+    if (in->signal) {
+        x->counter[in->signal]++;
+    }
+    vtpu_stat_add(&x->core->stat_instructions, 1);
+}
+
+static bool step_engine(VtpuExec *x, int engine)
+{
+    VtpuEngine *e = &x->engine[engine];
+    const VtpuIssued *i = &e->queue[e->head];
+    bool ok;
+
+    switch (engine) {
+    case VTPU_ENGINE_DMA:
+        ok = vtpu_dma_execute(x, i);
+        break;
+    case VTPU_ENGINE_MXU:
+        ok = vtpu_mxu_execute(x, i);
+        break;
+    default:
+        ok = vtpu_vpu_execute(x, i);
+        break;
+    }
+    vtpu_dirty_flush(x);
+    if (!ok) {
+        x->fault.pc = i->pc;
+        return false;
+    }
+    complete(x, &i->in->in);
+    e->head = (e->head + 1) % VTPU_ENGINE_DEPTH;
+    e->count--;
+    x->pending--;
+    return true;
+}
+
+static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned kind,
+                          uint64_t value)
+{
+    switch (kind) {
+    case VTPU_OPERAND_N:
+        if (value > 1u << 20) {
+            return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, value);
+        }
+        return true;
+    case VTPU_OPERAND_STRIDE:
+        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && (value & 3))) {
+            return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, value);
+        }
+        return true;
+    case VTPU_OPERAND_V:
+    case VTPU_OPERAND_V4:
+        if (value & (kind == VTPU_OPERAND_V ? 63 : 3)) {
+            return vtpu_fault(x, VTPU_FAULT_VMEM_RANGE, VTPU_ACCESS_NONE, value);
+        }
+        return true;
+    default:
+        return true;
+    }
+}
+
+static bool operands(VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
+{
+    for (unsigned i = 0; i < d->info->num_operands; i++) {
+        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
+        if (!check_operand(x, d->info, d->info->kind[i], v[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static bool issue(VtpuExec *x, const VtpuDecoded *d)
+{
+    VtpuEngine *e = &x->engine[d->info->engine];
+    VtpuIssued *i = &e->queue[(e->head + e->count) % VTPU_ENGINE_DEPTH];
+
+    if (!operands(x, d, i->v)) {
+        return false;
+    }
+    i->in = d;
+    i->pc = x->pc;
+    i->order = x->order++;
+    i->wait_value = wait_value(x, &d->in);
+    e->count++;
+    x->pending++;
+    x->pc += VTPU_INSTR_BYTES;
+    return true;
+}
+
+static bool load(VtpuExec *x, const VtpuDecoded *d, uint64_t addr)
+{
+    unsigned size = d->in.mode == VTPU_LD_MODE_U64 ? 8 : 4;
+    uint64_t word = 0;
+
+    if (addr & (size - 1)) {
+        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_READ, addr);
+    }
+    if (!vtpu_mem_read(x, addr, &word, size, VTPU_ACCESS_READ)) {
+        return false;
+    }
+    x->s[d->in.reg[VTPU_LD_RD]] = word;
+    return true;
+}
+
+static bool store(VtpuExec *x, const VtpuDecoded *d, uint64_t addr, uint64_t value)
+{
+    unsigned size = d->in.mode == VTPU_ST_MODE_U64 ? 8 : 4;
+
+    if (addr & (size - 1)) {
+        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_WRITE, addr);
+    }
+    bool ok = vtpu_mem_write(x, addr, &value, size);
+    vtpu_dirty_flush(x);
+    return ok;
+}
+
+static bool load_vmem(VtpuExec *x, const VtpuDecoded *d, uint64_t addr)
+{
+    const uint8_t *host = vtpu_vmem_read(x, addr, 1, 4, 0);
+    uint32_t word;
+
+    if (!host) {
+        return false;
+    }
+    memcpy(&word, host, 4);
+    x->s[d->in.reg[VTPU_LDV_RD]] = word;
+    return true;
+}
+
+static bool jump(VtpuExec *x, uint64_t target)
+{
+    if (target >= x->program->size || target % VTPU_INSTR_BYTES) {
+        return vtpu_fault(x, VTPU_FAULT_PC_RANGE, VTPU_ACCESS_EXEC, target);
+    }
+    x->pc = (uint32_t)target;
+    return true;
+}
+
+/* One sequencer instruction; *halt: the program is over. */
+static bool step_seq(VtpuExec *x, bool *halt)
+{
+    const VtpuDecoded *d = at_pc(x);
+    uint64_t v[8];
+
+    x->fault.pc = x->pc;
+    if (!d) {
+        return vtpu_fault(x, VTPU_FAULT_PC_RANGE, VTPU_ACCESS_EXEC, x->pc);
+    }
+    if (d->cause) {
+        return vtpu_fault(x, d->cause, VTPU_ACCESS_EXEC, x->pc);
+    }
+    if (d->info->engine != VTPU_ENGINE_SEQ) {
+        return issue(x, d);
+    }
+    if (!operands(x, d, v)) {
+        return false;
+    }
+    uint64_t *rd = &x->s[d->in.reg[0]]; /* written only by operations that name it */
+    uint64_t a = v[1], b = v[2];
+    bool ok = true, taken = false;
+    uint64_t target = 0;
+    switch (d->in.opcode) {
+    case VTPU_OP_HALT:
+        *halt = true;
+        break;
+    case VTPU_OP_TRAP:
+        return vtpu_fault(x, VTPU_FAULT_TRAP, VTPU_ACCESS_NONE, v[0]);
+    case VTPU_OP_NOP:
+    case VTPU_OP_SYNC:
+        break;
+    case VTPU_OP_LI:
+        *rd = d->in.imm64;
+        break;
+    case VTPU_OP_ADD:
+        *rd = a + b;
+        break;
+    case VTPU_OP_SUB:
+        *rd = a - b;
+        break;
+    case VTPU_OP_MUL:
+        *rd = a * b;
+        break;
+    case VTPU_OP_SHL:
+        *rd = a << (b & 63);
+        break;
+    case VTPU_OP_SHR:
+        *rd = a >> (b & 63);
+        break;
+    case VTPU_OP_AND:
+        *rd = a & b;
+        break;
+    case VTPU_OP_MIN:
+        *rd = a < b ? a : b;
+        break;
+    case VTPU_OP_MAX:
+        *rd = a > b ? a : b;
+        break;
+    case VTPU_OP_LD:
+        ok = load(x, d, v[VTPU_LD_ADDR]);
+        break;
+    case VTPU_OP_ST:
+        ok = store(x, d, v[VTPU_ST_ADDR], v[VTPU_ST_VALUE]);
+        break;
+    case VTPU_OP_LDV:
+        ok = load_vmem(x, d, v[VTPU_LDV_ADDR]);
+        break;
+    case VTPU_OP_JMP:
+        taken = true;
+        target = v[VTPU_JMP_TARGET];
+        break;
+    case VTPU_OP_BEQ:
+        taken = v[VTPU_BEQ_A] == v[VTPU_BEQ_B];
+        target = v[VTPU_BEQ_TARGET];
+        break;
+    case VTPU_OP_BNE:
+        taken = v[VTPU_BNE_A] != v[VTPU_BNE_B];
+        target = v[VTPU_BNE_TARGET];
+        break;
+    case VTPU_OP_BLT:
+        taken = v[VTPU_BLT_A] < v[VTPU_BLT_B];
+        target = v[VTPU_BLT_TARGET];
+        break;
+    default:
+        return vtpu_fault(x, VTPU_FAULT_ILLEGAL_INSTRUCTION, VTPU_ACCESS_EXEC, x->pc);
+    }
+    if (!ok || (taken && !jump(x, target))) {
+        return false;
+    }
+    if (!taken && !*halt) {
+        x->pc += VTPU_INSTR_BYTES;
+    }
+    complete(x, &d->in);
+    return true;
+}
+
+/* Every step waits: blame the oldest instruction that does. */
+static bool deadlock(VtpuExec *x)
+{
+    uint64_t oldest = UINT64_MAX;
+
+    x->fault.pc = x->pc;
+    for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
+        const VtpuIssued *i = &x->engine[e].queue[x->engine[e].head];
+        if (x->engine[e].count && i->order < oldest) {
+            oldest = i->order;
+            x->fault.pc = i->pc;
+        }
+    }
+    return vtpu_fault(x, VTPU_FAULT_DEADLOCK, VTPU_ACCESS_NONE, 0);
+}
+
+bool vtpu_seq_run(VtpuExec *x)
+{
+    VtpuCore *core = x->core;
+    bool halt = false, ok = true;
+
+    for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
+        x->engine[e].head = x->engine[e].count = 0;
+    }
+    x->pending = 0;
+    x->order = 0;
+    x->random = core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
+    while (ok && !halt) {
+        if (atomic_load_explicit(&core->attention, memory_order_relaxed) &&
+            !vtpu_core_boundary(core)) {
+            return false;
+        }
+        int step = choose(x);
+        ok = step == STEP_NONE  ? deadlock(x)
+             : step == STEP_SEQ ? step_seq(x, &halt)
+                                : step_engine(x, step);
+    }
+    return ok;
+}
