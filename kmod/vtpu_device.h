@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/*
+ * The device and what belongs to it.
+ *
+ * Locks, outermost first:
+ *
+ *   vtpu_file.lock       handles of one open file
+ *   dma_resv of a VM     submission: order of jobs, its fences
+ *   vtpu_vm.lock         mappings and page tables of one address space
+ *   vtpu_bo.lock         the list of a buffer's mappings
+ *   vtpu_device.hbm_lock the HBM allocator
+ *   vtpu_device.reset_lock
+ *                        which queue and context slots are in use, and every
+ *                        start, stop and reset of them. Timeouts take it, so
+ *                        nothing may be allocated or faulted in under it.
+ *   vtpu_hwq.lock        spinlock, interrupts off: jobs in flight, and it is
+ *                        the lock of their fences
+ *
+ * Hardware is touched only between drm_dev_enter() and drm_dev_exit().
+ */
+#ifndef _VTPU_DEVICE_H_
+#define _VTPU_DEVICE_H_
+
+#include <linux/completion.h>
+#include <linux/io.h>
+#include <linux/mutex.h>
+#include <linux/pci.h>
+#include <linux/xarray.h>
+#include <drm/drm_device.h>
+#include <drm/drm_drv.h>
+#include <drm/drm_file.h>
+#include <drm/drm_mm.h>
+
+#include <vtpu_hw.h>
+#include <drm/vtpu_accel.h>
+
+struct vtpu_device;
+struct vtpu_hwq;
+struct vtpu_vm;
+
+/*
+ * What one open file may hold, so that no process exhausts the hardware's
+ * queues and contexts alone.
+ */
+#define VTPU_FILE_MAX_QUEUES	8
+#define VTPU_FILE_MAX_VMS	16
+
+/* One MSI-X vector. Vector 0 carries errors, the others completions. */
+struct vtpu_vector {
+	struct vtpu_device *vdev;
+	unsigned int index;
+};
+
+struct vtpu_device {
+	struct drm_device drm;
+
+	/* Set once in probe. */
+	void __iomem *regs;
+	void __iomem *doorbells;
+	void __iomem *hbm;		/* all of HBM, write-combining */
+	resource_size_t hbm_base;	/* its physical address, for mmap */
+	u64 hbm_size;
+	u32 hw_version;
+	u32 isa_version;
+	u32 vmem_size;
+	unsigned int num_queues;
+	unsigned int num_contexts;
+	unsigned int num_vectors;
+	struct vtpu_vector vectors[VTPU_NUM_MSIX];
+	struct vtpu_hwq *hwq[VTPU_NUM_QUEUES];
+	struct workqueue_struct *timeout_wq;	/* ordered: one timeout at a time */
+
+	struct mutex hbm_lock;
+	struct drm_mm hbm_mm;		/* hbm_lock */
+	u64 hbm_used;			/* hbm_lock */
+
+	struct mutex reset_lock;
+	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
+	bool wedged;			/* reset_lock: a reset failed, no more jobs */
+
+	atomic64_t device_resets;
+	atomic64_t queue_resets;
+	atomic_t num_jobs;		/* not yet freed by the scheduler */
+
+	struct completion test_irq;	/* self-test interrupt seen */
+	bool testing_irq;
+};
+
+/* An open file. Handles live and die with it. */
+struct vtpu_file {
+	struct mutex lock;		/* pairs a look-up with its consequence */
+	struct xarray vms;		/* vm_id -> struct vtpu_vm */
+	struct xarray queues;		/* queue_id -> struct vtpu_queue */
+};
+
+static inline struct vtpu_device *to_vtpu(struct drm_device *drm)
+{
+	return container_of(drm, struct vtpu_device, drm);
+}
+
+/* vtpu_hw.c */
+int vtpu_hw_identify(struct vtpu_device *vdev);
+int vtpu_hw_test_irq(struct vtpu_device *vdev);
+int vtpu_hw_start(struct vtpu_device *vdev);
+int vtpu_hw_flush_tlb(struct vtpu_device *vdev, unsigned int context);
+
+static inline u32 vtpu_read(struct vtpu_device *vdev, unsigned int reg)
+{
+	return readl(vdev->regs + reg);
+}
+
+static inline u64 vtpu_read64(struct vtpu_device *vdev, unsigned int reg)
+{
+	return readq(vdev->regs + reg);
+}
+
+static inline void vtpu_write(struct vtpu_device *vdev, unsigned int reg, u32 value)
+{
+	writel(value, vdev->regs + reg);
+}
+
+static inline void vtpu_write64(struct vtpu_device *vdev, unsigned int reg, u64 value)
+{
+	writeq(value, vdev->regs + reg);
+}
+
+/* vtpu_fault.c */
+int vtpu_irq_init(struct vtpu_device *vdev);
+
+/* vtpu_hbm.c */
+int vtpu_hbm_init(struct vtpu_device *vdev);
+int vtpu_hbm_alloc(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size);
+void vtpu_hbm_free(struct vtpu_device *vdev, struct drm_mm_node *node);
+
+#endif

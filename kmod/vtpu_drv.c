@@ -1,0 +1,326 @@
+// SPDX-License-Identifier: GPL-2.0
+/* The module: PCI probe and remove, open and close, the table of ioctls. */
+
+#include <linux/dma-mapping.h>
+#include <linux/module.h>
+#include <linux/pci.h>
+#include <linux/uaccess.h>
+#include <drm/drm_accel.h>
+#include <drm/drm_gem.h>
+#include <drm/drm_ioctl.h>
+#include <drm/drm_managed.h>
+#include <drm/drm_print.h>
+
+#include "vtpu_device.h"
+#include "vtpu_gem.h"
+#include "vtpu_job.h"
+#include "vtpu_queue.h"
+#include "vtpu_vm.h"
+
+/* ---- DEV_QUERY ---- */
+
+static int vtpu_query_copy(struct drm_vtpu_dev_query *args, const void *data, u32 known)
+{
+	void __user *user = u64_to_user_ptr(args->data);
+	u32 size = args->size;
+
+	args->size = known;
+	if (!args->data)
+		return 0;
+	if (copy_to_user(user, data, min(size, known)))
+		return -EFAULT;
+	/* Fields that a newer caller knows and this driver does not. */
+	if (size > known && clear_user(user + known, size - known))
+		return -EFAULT;
+	return 0;
+}
+
+static int vtpu_dev_query_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct vtpu_device *vdev = to_vtpu(drm);
+	struct drm_vtpu_dev_query *args = data;
+
+	switch (args->query) {
+	case DRM_VTPU_QUERY_INFO: {
+		const struct drm_vtpu_info info = {
+			.hw_version = vdev->hw_version,
+			.isa_version = vdev->isa_version,
+			.hbm_bytes = vdev->hbm_size,
+			.vmem_bytes = vdev->vmem_size,
+			.num_queues = vdev->num_queues,
+			.num_contexts = vdev->num_contexts,
+			.page_bytes = VTPU_PAGE_BYTES,
+			.va_start = VTPU_VA_START,
+			.va_end = VTPU_VA_END,
+		};
+
+		return vtpu_query_copy(args, &info, sizeof(info));
+	}
+	case DRM_VTPU_QUERY_MEMORY: {
+		struct drm_vtpu_memory memory = { .hbm_bytes = vdev->hbm_size };
+
+		mutex_lock(&vdev->hbm_lock);
+		memory.hbm_used = vdev->hbm_used;
+		mutex_unlock(&vdev->hbm_lock);
+		return vtpu_query_copy(args, &memory, sizeof(memory));
+	}
+	case DRM_VTPU_QUERY_RESET: {
+		const struct drm_vtpu_reset reset = {
+			.device_resets = atomic64_read(&vdev->device_resets),
+			.queue_resets = atomic64_read(&vdev->queue_resets),
+		};
+
+		return vtpu_query_copy(args, &reset, sizeof(reset));
+	}
+	default:
+		return -EINVAL;
+	}
+}
+
+/* ---- Files ---- */
+
+static int vtpu_open(struct drm_device *drm, struct drm_file *file)
+{
+	struct vtpu_file *vfile = kzalloc(sizeof(*vfile), GFP_KERNEL);
+
+	if (!vfile)
+		return -ENOMEM;
+	mutex_init(&vfile->lock);
+	xa_init_flags(&vfile->vms, XA_FLAGS_ALLOC1);
+	xa_init_flags(&vfile->queues, XA_FLAGS_ALLOC1);
+	file->driver_priv = vfile;
+	return 0;
+}
+
+/* Queues before the address spaces that they run in. */
+static void vtpu_postclose(struct drm_device *drm, struct drm_file *file)
+{
+	struct vtpu_file *vfile = file->driver_priv;
+	struct vtpu_queue *queue;
+	struct vtpu_vm *vm;
+	unsigned long id;
+
+	xa_for_each(&vfile->queues, id, queue)
+		vtpu_queue_kill(queue);
+	xa_destroy(&vfile->queues);
+	xa_for_each(&vfile->vms, id, vm)
+		vtpu_vm_put(vm);
+	xa_destroy(&vfile->vms);
+	mutex_destroy(&vfile->lock);
+	kfree(vfile);
+}
+
+static const struct drm_ioctl_desc vtpu_ioctls[] = {
+	DRM_IOCTL_DEF_DRV(VTPU_DEV_QUERY, vtpu_dev_query_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_BO_CREATE, vtpu_bo_create_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_BO_INFO, vtpu_bo_info_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_BO_WAIT, vtpu_bo_wait_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_VM_CREATE, vtpu_vm_create_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_VM_DESTROY, vtpu_vm_destroy_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_VM_BIND, vtpu_vm_bind_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_CREATE, vtpu_queue_create_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_DESTROY, vtpu_queue_destroy_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_STATE, vtpu_queue_state_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_SUBMIT, vtpu_submit_ioctl, 0),
+};
+
+DEFINE_DRM_ACCEL_FOPS(vtpu_fops);
+
+static const struct drm_driver vtpu_drm_driver = {
+	.driver_features = DRIVER_COMPUTE_ACCEL | DRIVER_GEM | DRIVER_SYNCOBJ |
+			   DRIVER_SYNCOBJ_TIMELINE,
+	.open = vtpu_open,
+	.postclose = vtpu_postclose,
+	.gem_create_object = vtpu_gem_create_object,
+	.ioctls = vtpu_ioctls,
+	.num_ioctls = ARRAY_SIZE(vtpu_ioctls),
+	.fops = &vtpu_fops,
+	.name = "vtpu",
+	.desc = "Virtual TPU",
+	.major = 1,
+	.minor = 0,
+};
+
+/* ---- PCI ---- */
+
+static int vtpu_map_bar(struct pci_dev *pdev, int bar, resource_size_t size,
+			const char *what)
+{
+	if (pci_resource_len(pdev, bar) >= size)
+		return 0;
+	dev_err(&pdev->dev, "BAR%d (%s) has %pa bytes, needs %pa\n", bar, what,
+		&(resource_size_t){ pci_resource_len(pdev, bar) }, &size);
+	return -ENODEV;
+}
+
+static int vtpu_map(struct vtpu_device *vdev, struct pci_dev *pdev)
+{
+	int ret;
+
+	ret = vtpu_map_bar(pdev, VTPU_BAR_REGS, VTPU_REGS_SIZE, "registers");
+	if (ret)
+		return ret;
+	vdev->regs = pcim_iomap(pdev, VTPU_BAR_REGS, 0);
+	if (!vdev->regs)
+		return -ENOMEM;
+	ret = vtpu_hw_identify(vdev);
+	if (ret)
+		return ret;
+
+	ret = vtpu_map_bar(pdev, VTPU_BAR_DOORBELL, vdev->num_queues * VTPU_PAGE_BYTES,
+			   "doorbells");
+	if (ret)
+		return ret;
+	vdev->doorbells = pcim_iomap(pdev, VTPU_BAR_DOORBELL, 0);
+	if (!vdev->doorbells)
+		return -ENOMEM;
+
+	ret = vtpu_map_bar(pdev, VTPU_BAR_HBM, vdev->hbm_size, "HBM");
+	if (ret)
+		return ret;
+	vdev->hbm_base = pci_resource_start(pdev, VTPU_BAR_HBM);
+	vdev->hbm = devm_ioremap_wc(&pdev->dev, vdev->hbm_base, vdev->hbm_size);
+	return vdev->hbm ? 0 : -ENOMEM;
+}
+
+static void vtpu_timeout_wq_fini(struct drm_device *drm, void *data)
+{
+	destroy_workqueue(data);
+}
+
+static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
+{
+	struct vtpu_device *vdev;
+	int ret;
+
+	vdev = devm_drm_dev_alloc(&pdev->dev, &vtpu_drm_driver, struct vtpu_device, drm);
+	if (IS_ERR(vdev))
+		return PTR_ERR(vdev);
+	init_completion(&vdev->test_irq);
+	pci_set_drvdata(pdev, vdev);
+
+	ret = drmm_mutex_init(&vdev->drm, &vdev->hbm_lock);
+	if (ret)
+		return ret;
+	ret = drmm_mutex_init(&vdev->drm, &vdev->reset_lock);
+	if (ret)
+		return ret;
+	vdev->timeout_wq = alloc_ordered_workqueue("vtpu-timeout", WQ_MEM_RECLAIM);
+	if (!vdev->timeout_wq)
+		return -ENOMEM;
+	ret = drmm_add_action_or_reset(&vdev->drm, vtpu_timeout_wq_fini, vdev->timeout_wq);
+	if (ret)
+		return ret;
+
+	ret = pcim_enable_device(pdev);
+	if (ret)
+		return ret;
+	ret = pci_request_regions(pdev, "vtpu");
+	if (ret)
+		return ret;
+	ret = vtpu_map(vdev, pdev);
+	if (ret)
+		return ret;
+	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
+	if (ret)
+		return ret;
+	ret = vtpu_hbm_init(vdev);
+	if (ret)
+		return ret;
+
+	pci_set_master(pdev);
+	ret = vtpu_hw_start(vdev);
+	if (ret)
+		return ret;
+
+	ret = pci_alloc_irq_vectors(pdev, 1, min_t(u32, vtpu_read(vdev, VTPU_REG_NUM_MSIX),
+						   1 + vdev->num_queues), PCI_IRQ_MSIX);
+	if (ret < 0)
+		return dev_err_probe(&pdev->dev, ret, "no MSI-X vectors\n");
+	vdev->num_vectors = ret;
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		ret = vtpu_hwq_init(vdev, i);
+		if (ret)
+			return ret;
+	}
+	ret = vtpu_irq_init(vdev);
+	if (ret)
+		return ret;
+	ret = vtpu_hw_test_irq(vdev);
+	if (ret)
+		return ret;
+
+	ret = drm_dev_register(&vdev->drm, 0);
+	if (ret)
+		return ret;
+	drm_info(&vdev->drm, "hardware %u.%u, ISA %u, %llu MiB HBM, %u queues, %u contexts\n",
+		 vdev->hw_version >> 16, vdev->hw_version & 0xffff, vdev->isa_version,
+		 vdev->hbm_size >> 20, vdev->num_queues, vdev->num_contexts);
+	return 0;
+}
+
+/*
+ * Files may stay open, but after the unplug none of them reaches the device.
+ * The reset stops what runs, so that it writes to nobody's memory any more.
+ */
+static void vtpu_remove(struct pci_dev *pdev)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	drm_dev_unplug(&vdev->drm);
+	mutex_lock(&vdev->reset_lock);
+	vtpu_device_lose(vdev, -ENODEV);
+	vtpu_hw_start(vdev);
+	mutex_unlock(&vdev->reset_lock);
+	pci_clear_master(pdev);
+}
+
+static void vtpu_shutdown(struct pci_dev *pdev)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_RESET);
+	pci_clear_master(pdev);
+}
+
+/* The PCI core calls both from one thread, with the reset between them. */
+static void vtpu_reset_prepare(struct pci_dev *pdev)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	mutex_lock(&vdev->reset_lock);
+	vtpu_device_lose(vdev, -ENODEV);
+}
+
+static void vtpu_reset_done(struct pci_dev *pdev)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	vtpu_device_reset(vdev);
+	mutex_unlock(&vdev->reset_lock);
+}
+
+static const struct pci_error_handlers vtpu_err_handlers = {
+	.reset_prepare = vtpu_reset_prepare,
+	.reset_done = vtpu_reset_done,
+};
+
+static const struct pci_device_id vtpu_pci_ids[] = {
+	{ PCI_DEVICE(VTPU_VENDOR_ID, VTPU_DEVICE_ID) },
+	{ }
+};
+MODULE_DEVICE_TABLE(pci, vtpu_pci_ids);
+
+static struct pci_driver vtpu_pci_driver = {
+	.name = "vtpu",
+	.id_table = vtpu_pci_ids,
+	.probe = vtpu_probe,
+	.remove = vtpu_remove,
+	.shutdown = vtpu_shutdown,
+	.err_handler = &vtpu_err_handlers,
+};
+module_pci_driver(vtpu_pci_driver);
+
+MODULE_DESCRIPTION("DRM accel driver of the virtual TPU");
+MODULE_AUTHOR("The vTPU authors");
+MODULE_LICENSE("GPL");

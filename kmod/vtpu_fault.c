@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Interrupts: completions, and the queues that the device stopped. */
+
+#include <linux/interrupt.h>
+#include <linux/pci.h>
+#include <drm/drm_print.h>
+
+#include "vtpu_device.h"
+#include "vtpu_job.h"
+#include "vtpu_queue.h"
+#include "vtpu_trace.h"
+
+/*
+ * The record stays in the device until the queue is reset, so it is copied
+ * once, for QUEUE_STATE. The faulting entry is still in the ring: its room is
+ * reused only after its job has ended.
+ */
+static void vtpu_queue_record_fault(struct vtpu_hwq *hwq, struct vtpu_queue *queue)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+	u32 entry = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ENTRY));
+
+	queue->fault_cause = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_CAUSE));
+	queue->fault_access = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ACCESS));
+	queue->fault_addr = vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ADDR));
+	queue->fault_pc = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_PC));
+	queue->fault_cookie = le32_to_cpu(hwq->ring[entry % VTPU_RING_ENTRIES].cookie);
+	trace_vtpu_fault(hwq->index, queue->fault_cause, queue->fault_access,
+			 queue->fault_addr, queue->fault_pc, queue->fault_cookie);
+}
+
+/*
+ * The bit may be old news: the queue reset and lent to someone else since. Its
+ * state tells.
+ */
+static void vtpu_hwq_fault(struct vtpu_hwq *hwq)
+{
+	unsigned long flags;
+	u32 state;
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	state = vtpu_read(hwq->vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
+	if (state == VTPU_QUEUE_STATE_FAULTED && hwq->enabled && hwq->queue) {
+		hwq->enabled = false;
+		if (hwq->queue->status == DRM_VTPU_QUEUE_OK)
+			vtpu_queue_record_fault(hwq, hwq->queue);
+		vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_FAULTED, -EFAULT, -ECANCELED);
+	}
+	spin_unlock_irqrestore(&hwq->lock, flags);
+}
+
+static void vtpu_handle_errors(struct vtpu_device *vdev)
+{
+	unsigned long queues = vtpu_read(vdev, VTPU_REG_ERR_QUEUES);
+	unsigned int i;
+
+	/* A read of all ones comes from no device at all. */
+	if (!queues || vtpu_read(vdev, VTPU_REG_ID) != VTPU_MAGIC)
+		return;
+	vtpu_write(vdev, VTPU_REG_ERR_QUEUES, queues);
+	for_each_set_bit(i, &queues, vdev->num_queues)
+		vtpu_hwq_fault(vdev->hwq[i]);
+}
+
+/* Errors have a vector of their own, unless there is but one. */
+static irqreturn_t vtpu_irq_error(int irq, void *data)
+{
+	struct vtpu_device *vdev = ((struct vtpu_vector *)data)->vdev;
+	int idx;
+
+	if (!drm_dev_enter(&vdev->drm, &idx))
+		return IRQ_HANDLED;
+	if (READ_ONCE(vdev->testing_irq))
+		complete(&vdev->test_irq);
+	vtpu_handle_errors(vdev);
+	if (vdev->num_vectors == 1)
+		for (unsigned int i = 0; i < vdev->num_queues; i++)
+			vtpu_hwq_complete(vdev->hwq[i]);
+	drm_dev_exit(idx);
+	return IRQ_HANDLED;
+}
+
+/* No register is read: the fence words in memory say what is finished. */
+static irqreturn_t vtpu_irq_completion(int irq, void *data)
+{
+	struct vtpu_vector *vector = data;
+	struct vtpu_device *vdev = vector->vdev;
+
+	for (unsigned int i = vector->index - 1; i < vdev->num_queues; i += vdev->num_vectors - 1)
+		vtpu_hwq_complete(vdev->hwq[i]);
+	return IRQ_HANDLED;
+}
+
+/* The queues must exist. */
+int vtpu_irq_init(struct vtpu_device *vdev)
+{
+	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
+
+	for (unsigned int i = 0; i < vdev->num_vectors; i++) {
+		struct vtpu_vector *vector = &vdev->vectors[i];
+		int ret;
+
+		vector->vdev = vdev;
+		vector->index = i;
+		ret = devm_request_irq(vdev->drm.dev, pci_irq_vector(pdev, i),
+				       i ? vtpu_irq_completion : vtpu_irq_error, 0,
+				       "vtpu", vector);
+		if (ret)
+			return ret;
+	}
+	return 0;
+}

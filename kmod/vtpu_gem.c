@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Buffers, their mappings into processes, and waiting for the jobs that use them. */
+
+#include <linux/dma-fence-unwrap.h>
+#include <linux/dma-resv.h>
+#include <linux/mm.h>
+#include <drm/drm_utils.h>
+
+#include "vtpu_device.h"
+#include "vtpu_gem.h"
+#include "vtpu_vm.h"
+
+static void vtpu_bo_init(struct vtpu_bo *bo)
+{
+	mutex_init(&bo->lock);
+	INIT_LIST_HEAD(&bo->mappings);
+}
+
+static void vtpu_bo_fini(struct vtpu_bo *bo)
+{
+	/* Each mapping holds a reference, so the last one is gone. */
+	WARN_ON(!list_empty(&bo->mappings));
+	mutex_destroy(&bo->lock);
+}
+
+static void vtpu_host_bo_free(struct drm_gem_object *obj)
+{
+	struct vtpu_bo *bo = to_vtpu_bo(obj);
+
+	vtpu_bo_fini(bo);
+	drm_gem_shmem_free(&bo->shmem);
+}
+
+static const struct drm_gem_object_funcs vtpu_host_bo_funcs = {
+	.free = vtpu_host_bo_free,
+	.print_info = drm_gem_shmem_object_print_info,
+	.pin = drm_gem_shmem_object_pin,
+	.unpin = drm_gem_shmem_object_unpin,
+	.get_sg_table = drm_gem_shmem_object_get_sg_table,
+	.vmap = drm_gem_shmem_object_vmap,
+	.vunmap = drm_gem_shmem_object_vunmap,
+	.mmap = drm_gem_shmem_object_mmap,
+	.vm_ops = &drm_gem_shmem_vm_ops,
+};
+
+struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size)
+{
+	struct vtpu_bo *bo = kzalloc(sizeof(*bo), GFP_KERNEL);
+
+	if (!bo)
+		return ERR_PTR(-ENOMEM);
+	vtpu_bo_init(bo);
+	bo->shmem.base.funcs = &vtpu_host_bo_funcs;
+	return &bo->shmem.base;
+}
+
+static void vtpu_hbm_bo_free(struct drm_gem_object *obj)
+{
+	struct vtpu_bo *bo = to_vtpu_bo(obj);
+
+	vtpu_bo_fini(bo);
+	vtpu_hbm_free(to_vtpu(obj->dev), &bo->hbm);
+	drm_gem_object_release(obj);
+	if (bo->unplugged)
+		__free_page(bo->unplugged);
+	kfree(bo);
+}
+
+/* After unplug a mapping reads zeroes and forgets writes, rather than SIGBUS. */
+static vm_fault_t vtpu_hbm_fault_unplugged(struct vm_fault *vmf, struct vtpu_bo *bo)
+{
+	struct page *page;
+
+	mutex_lock(&bo->lock);
+	if (!bo->unplugged)
+		bo->unplugged = alloc_page(GFP_KERNEL | __GFP_ZERO);
+	page = bo->unplugged;
+	mutex_unlock(&bo->lock);
+	if (!page)
+		return VM_FAULT_OOM;
+	return vmf_insert_pfn_prot(vmf->vma, vmf->address, page_to_pfn(page),
+				   vm_get_page_prot(vmf->vma->vm_flags));
+}
+
+/*
+ * Fills in the whole 2 MiB around the address, as far as it lies in the vma:
+ * weights are written from end to end, and a fault a page would be dear.
+ */
+static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
+{
+	struct vm_area_struct *vma = vmf->vma;
+	struct vtpu_bo *bo = to_vtpu_bo(vma->vm_private_data);
+	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
+	unsigned long addr = max(ALIGN_DOWN(vmf->address, PMD_SIZE), vma->vm_start);
+	unsigned long end = min(ALIGN_DOWN(vmf->address, PMD_SIZE) + PMD_SIZE, vma->vm_end);
+	vm_fault_t ret = VM_FAULT_NOPAGE;
+	u64 phys;
+	int idx;
+
+	if (!drm_dev_enter(&vdev->drm, &idx))
+		return vtpu_hbm_fault_unplugged(vmf, bo);
+
+	phys = vdev->hbm_base + bo->hbm.start + (addr - vma->vm_start) +
+	       ((u64)(vma->vm_pgoff - drm_vma_node_start(&bo->shmem.base.vma_node)) << PAGE_SHIFT);
+	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
+		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
+
+	drm_dev_exit(idx);
+	return ret;
+}
+
+static const struct vm_operations_struct vtpu_hbm_vm_ops = {
+	.fault = vtpu_hbm_fault,
+	.open = drm_gem_vm_open,
+	.close = drm_gem_vm_close,
+};
+
+static int vtpu_hbm_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
+{
+	/* A private copy of device memory would be of no use. */
+	if (is_cow_mapping(vma->vm_flags))
+		return -EINVAL;
+
+	vm_flags_set(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP);
+	vma->vm_page_prot = pgprot_writecombine(vm_get_page_prot(vma->vm_flags));
+	vma->vm_ops = &vtpu_hbm_vm_ops;
+	return 0;
+}
+
+static const struct drm_gem_object_funcs vtpu_hbm_bo_funcs = {
+	.free = vtpu_hbm_bo_free,
+	.mmap = vtpu_hbm_mmap,
+	.vm_ops = &vtpu_hbm_vm_ops,
+};
+
+static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
+{
+	struct vtpu_bo *bo;
+	int ret;
+
+	if (size > vdev->hbm_size)
+		return ERR_PTR(-ENOSPC);
+
+	bo = kzalloc(sizeof(*bo), GFP_KERNEL);
+	if (!bo)
+		return ERR_PTR(-ENOMEM);
+	ret = vtpu_hbm_alloc(vdev, &bo->hbm, size);
+	if (ret) {
+		kfree(bo);
+		return ERR_PTR(ret);
+	}
+	vtpu_bo_init(bo);
+	bo->shmem.base.funcs = &vtpu_hbm_bo_funcs;
+	drm_gem_private_object_init(&vdev->drm, &bo->shmem.base, size);
+	return bo;
+}
+
+static struct vtpu_bo *vtpu_host_bo_create(struct vtpu_device *vdev, size_t size)
+{
+	struct drm_gem_shmem_object *shmem;
+
+	if (size >> PAGE_SHIFT > totalram_pages())
+		return ERR_PTR(-ENOMEM);
+
+	shmem = drm_gem_shmem_create(&vdev->drm, size);
+	if (IS_ERR(shmem))
+		return ERR_CAST(shmem);
+	return to_vtpu_bo(&shmem->base);
+}
+
+int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct drm_vtpu_bo_create *args = data;
+	struct vtpu_device *vdev = to_vtpu(drm);
+	struct vtpu_bo *bo;
+	size_t size;
+	int ret;
+
+	if (args->flags & ~DRM_VTPU_BO_HBM)
+		return -EINVAL;
+	if (!args->size || args->size > 1ull << VTPU_VA_BITS)
+		return -EINVAL;
+	size = PAGE_ALIGN(args->size);
+
+	if (args->flags & DRM_VTPU_BO_HBM)
+		bo = vtpu_hbm_bo_create(vdev, size);
+	else
+		bo = vtpu_host_bo_create(vdev, size);
+	if (IS_ERR(bo))
+		return PTR_ERR(bo);
+
+	bo->flags = args->flags;
+	args->size = size;
+	ret = drm_gem_handle_create(file, &bo->shmem.base, &args->handle);
+	drm_gem_object_put(&bo->shmem.base);
+	return ret;
+}
+
+int vtpu_bo_info_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct drm_vtpu_bo_info *args = data;
+	struct drm_gem_object *obj;
+	int ret;
+
+	obj = drm_gem_object_lookup(file, args->handle);
+	if (!obj)
+		return -ENOENT;
+	ret = drm_gem_create_mmap_offset(obj);
+	if (!ret) {
+		args->flags = to_vtpu_bo(obj)->flags;
+		args->size = obj->size;
+		args->mmap_offset = drm_vma_node_offset_addr(&obj->vma_node);
+	}
+	drm_gem_object_put(obj);
+	return ret;
+}
+
+/*
+ * One fence for all the jobs that can use the buffer now: those of every
+ * address space it is mapped in. NULL when there is none.
+ */
+static struct dma_fence *vtpu_bo_fence(struct vtpu_bo *bo)
+{
+	struct dma_fence *all = NULL;
+	struct vtpu_mapping *mapping;
+
+	mutex_lock(&bo->lock);
+	list_for_each_entry(mapping, &bo->mappings, bo_link) {
+		struct dma_fence *fence, *merged;
+		int ret;
+
+		ret = dma_resv_get_singleton(&mapping->vm->resv, DMA_RESV_USAGE_BOOKKEEP,
+					     &fence);
+		if (ret) {
+			dma_fence_put(all);
+			all = ERR_PTR(ret);
+			break;
+		}
+		if (!fence)
+			continue;
+		if (!all) {
+			all = fence;
+			continue;
+		}
+		merged = dma_fence_unwrap_merge(all, fence);
+		dma_fence_put(all);
+		dma_fence_put(fence);
+		if (!merged) {
+			all = ERR_PTR(-ENOMEM);
+			break;
+		}
+		all = merged;
+	}
+	mutex_unlock(&bo->lock);
+	return all;
+}
+
+int vtpu_bo_wait_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct drm_vtpu_bo_wait *args = data;
+	struct drm_gem_object *obj;
+	struct dma_fence *fence;
+	long left = 1;
+
+	if (args->pad)
+		return -EINVAL;
+	obj = drm_gem_object_lookup(file, args->handle);
+	if (!obj)
+		return -ENOENT;
+
+	fence = vtpu_bo_fence(to_vtpu_bo(obj));
+	drm_gem_object_put(obj);
+	if (IS_ERR_OR_NULL(fence))
+		return PTR_ERR_OR_ZERO(fence);
+
+	if (!dma_fence_is_signaled(fence))
+		left = dma_fence_wait_timeout(fence, true,
+					      drm_timeout_abs_to_jiffies(args->timeout_ns));
+	dma_fence_put(fence);
+	if (left < 0)
+		return left;
+	return left ? 0 : -ETIMEDOUT;
+}

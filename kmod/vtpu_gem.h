@@ -1,0 +1,38 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _VTPU_GEM_H_
+#define _VTPU_GEM_H_
+
+#include <linux/list.h>
+#include <linux/mutex.h>
+#include <drm/drm_gem_shmem_helper.h>
+#include <drm/drm_mm.h>
+
+/*
+ * A buffer: system memory through the shmem helpers, or a contiguous piece of
+ * HBM. An HBM buffer uses only the GEM object of shmem.
+ */
+struct vtpu_bo {
+	struct drm_gem_shmem_object shmem;
+	u32 flags;			/* DRM_VTPU_BO_*, fixed at creation */
+	struct drm_mm_node hbm;
+	struct page *unplugged;		/* what mappings show once the device is gone; lock */
+	struct mutex lock;
+	struct list_head mappings;	/* of struct vtpu_mapping; lock */
+};
+
+static inline struct vtpu_bo *to_vtpu_bo(struct drm_gem_object *obj)
+{
+	return container_of(obj, struct vtpu_bo, shmem.base);
+}
+
+static inline bool vtpu_bo_is_hbm(const struct vtpu_bo *bo)
+{
+	return bo->flags & DRM_VTPU_BO_HBM;
+}
+
+struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size);
+int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+int vtpu_bo_info_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+int vtpu_bo_wait_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+
+#endif

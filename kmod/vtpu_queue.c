@@ -1,0 +1,391 @@
+// SPDX-License-Identifier: GPL-2.0
+/* Hardware queues, the queues that processes see, and the device's reset. */
+
+#include <linux/capability.h>
+#include <linux/dma-mapping.h>
+#include <linux/iopoll.h>
+#include <drm/drm_print.h>
+
+#include "vtpu_job.h"
+#include "vtpu_queue.h"
+#include "vtpu_vm.h"
+
+#define STOP_POLL_US		10
+#define STOP_TIMEOUT_US		(1 * USEC_PER_SEC)
+#define TIMEOUT_MAX_MS		600000
+
+static_assert(sizeof(struct vtpu_ring_entry) == VTPU_RING_ENTRY);
+static_assert(offsetof(struct vtpu_ring_entry, op) == VTPU_RING_OP);
+static_assert(offsetof(struct vtpu_ring_entry, flags) == VTPU_RING_FLAGS);
+static_assert(offsetof(struct vtpu_ring_entry, cookie) == VTPU_RING_COOKIE);
+static_assert(offsetof(struct vtpu_ring_entry, fence) == VTPU_RING_FENCE);
+static_assert(offsetof(struct vtpu_ring_entry, payload) == VTPU_RING_PAYLOAD);
+static_assert(VTPU_RING_LOG2 >= VTPU_RING_LOG2_MIN && VTPU_RING_LOG2 <= VTPU_RING_LOG2_MAX);
+static_assert(VTPU_RING_ENTRIES >= DRM_VTPU_MAX_CMDS);
+
+/* ---- Hardware queues ---- */
+
+static void vtpu_hwq_release(struct kref *ref)
+{
+	kfree(container_of(ref, struct vtpu_hwq, ref));
+}
+
+void vtpu_hwq_get(struct vtpu_hwq *hwq)
+{
+	kref_get(&hwq->ref);
+}
+
+void vtpu_hwq_put(struct vtpu_hwq *hwq)
+{
+	kref_put(&hwq->ref, vtpu_hwq_release);
+}
+
+int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index)
+{
+	const size_t ring_bytes = VTPU_RING_ENTRIES * sizeof(struct vtpu_ring_entry);
+	struct device *dev = vdev->drm.dev;
+	struct vtpu_hwq *hwq;
+
+	hwq = kzalloc(sizeof(*hwq), GFP_KERNEL);
+	if (!hwq)
+		return -ENOMEM;
+	kref_init(&hwq->ref);
+	hwq->vdev = vdev;
+	hwq->index = index;
+	hwq->vector = vdev->num_vectors > 1 ? 1 + index % (vdev->num_vectors - 1) : 0;
+	snprintf(hwq->name, sizeof(hwq->name), "vtpu-q%u", index);
+	hwq->fence_context = dma_fence_context_alloc(1);
+	spin_lock_init(&hwq->lock);
+	INIT_LIST_HEAD(&hwq->inflight);
+
+	hwq->ring = dmam_alloc_coherent(dev, ring_bytes, &hwq->ring_dma, GFP_KERNEL);
+	hwq->fence_word = dmam_alloc_coherent(dev, sizeof(*hwq->fence_word),
+					      &hwq->fence_dma, GFP_KERNEL);
+	if (!hwq->ring || !hwq->fence_word) {
+		kfree(hwq);
+		return -ENOMEM;
+	}
+	/* From here the scheduler's release frees it. */
+	vdev->hwq[index] = hwq;
+	return vtpu_sched_init(hwq);
+}
+
+/* Starts the queue for its owner; reset_lock is held. */
+static int vtpu_hwq_start(struct vtpu_hwq *hwq)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+	struct vtpu_queue *queue = hwq->queue;
+	unsigned long flags;
+	u32 state;
+
+	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_RING_BASE), hwq->ring_dma);
+	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FENCE_ADDR), hwq->fence_dma);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_RING_LOG2), VTPU_RING_LOG2);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CONTEXT), queue->vm->context);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_VECTOR), hwq->vector);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_PRIORITY), queue->priority);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_ENABLE);
+	state = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
+	if (state != VTPU_QUEUE_STATE_READY) {
+		drm_err(&vdev->drm, "queue %u does not start, state %u\n", hwq->index, state);
+		return -EIO;
+	}
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	hwq->tail = 0;
+	hwq->enabled = true;
+	spin_unlock_irqrestore(&hwq->lock, flags);
+	return 0;
+}
+
+/*
+ * Stops the queue and returns once the device no longer works for it, or
+ * -ETIMEDOUT. reset_lock is held. Jobs in flight are the caller's to signal.
+ */
+int vtpu_hwq_stop(struct vtpu_hwq *hwq)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+	unsigned long flags;
+	u32 state;
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	hwq->enabled = false;
+	spin_unlock_irqrestore(&hwq->lock, flags);
+
+	atomic64_inc(&vdev->queue_resets);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_RESET);
+	return readl_poll_timeout(vdev->regs + vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS), state,
+				  state == VTPU_QUEUE_STATE_DISABLED,
+				  STOP_POLL_US, STOP_TIMEOUT_US);
+}
+
+/*
+ * Ends every job in flight with an error, because the device forgot or is
+ * about to forget it. Queues with nothing in flight stay usable if they are
+ * started again.
+ */
+void vtpu_device_lose(struct vtpu_device *vdev, int error)
+{
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		struct vtpu_hwq *hwq = vdev->hwq[i];
+		unsigned long flags;
+
+		spin_lock_irqsave(&hwq->lock, flags);
+		hwq->enabled = false;
+		if (!list_empty(&hwq->inflight))
+			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_LOST, error, error);
+		spin_unlock_irqrestore(&hwq->lock, flags);
+	}
+}
+
+/*
+ * The last resort, under reset_lock: everything in flight is lost, address
+ * spaces and idle queues go on. When even this fails the device is given up.
+ */
+void vtpu_device_reset(struct vtpu_device *vdev)
+{
+	atomic64_inc(&vdev->device_resets);
+	vtpu_device_lose(vdev, -ENODEV);
+	if (vtpu_hw_start(vdev)) {
+		vdev->wedged = true;
+		return;
+	}
+	vdev->wedged = false;
+	vtpu_vm_restore(vdev);
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		struct vtpu_hwq *hwq = vdev->hwq[i];
+
+		if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
+			vtpu_hwq_start(hwq);
+	}
+}
+
+/* ---- Queues of processes ---- */
+
+static void vtpu_queue_release(struct kref *ref)
+{
+	kfree(container_of(ref, struct vtpu_queue, ref));
+}
+
+void vtpu_queue_put(struct vtpu_queue *queue)
+{
+	kref_put(&queue->ref, vtpu_queue_release);
+}
+
+struct vtpu_queue *vtpu_queue_get(struct vtpu_file *vfile, u32 id)
+{
+	struct vtpu_queue *queue;
+
+	mutex_lock(&vfile->lock);
+	queue = xa_load(&vfile->queues, id);
+	if (queue)
+		kref_get(&queue->ref);
+	mutex_unlock(&vfile->lock);
+	return queue;
+}
+
+static void vtpu_hwq_set_owner(struct vtpu_hwq *hwq, struct vtpu_queue *queue)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	hwq->queue = queue;
+	spin_unlock_irqrestore(&hwq->lock, flags);
+}
+
+/* Lends a free hardware queue to a new queue and starts it. */
+static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queue)
+{
+	int ret = -ENOSPC;
+	int idx;
+
+	if (!drm_dev_enter(&vdev->drm, &idx))
+		return -ENODEV;
+	mutex_lock(&vdev->reset_lock);
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		struct vtpu_hwq *hwq = vdev->hwq[i];
+
+		if (hwq->queue)
+			continue;
+		if (vdev->wedged) {
+			ret = -EIO;
+			break;
+		}
+		queue->hwq = hwq;
+		vtpu_sched_set_timeout(hwq, queue->timeout_ms);
+		vtpu_hwq_set_owner(hwq, queue);
+		ret = vtpu_hwq_start(hwq);
+		if (ret)
+			vtpu_hwq_set_owner(hwq, NULL);
+		break;
+	}
+	mutex_unlock(&vdev->reset_lock);
+	drm_dev_exit(idx);
+	return ret;
+}
+
+static void vtpu_queue_return_hwq(struct vtpu_queue *queue)
+{
+	struct vtpu_hwq *hwq = queue->hwq;
+	struct vtpu_device *vdev = hwq->vdev;
+	int idx;
+
+	mutex_lock(&vdev->reset_lock);
+	if (drm_dev_enter(&vdev->drm, &idx)) {
+		if (vtpu_hwq_stop(hwq)) {
+			drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
+				hwq->index);
+			vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
+			vtpu_device_reset(vdev);
+		}
+		drm_dev_exit(idx);
+	}
+	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
+	vtpu_hwq_set_owner(hwq, NULL);
+	mutex_unlock(&vdev->reset_lock);
+}
+
+/*
+ * Ends the queue: what it has in flight and in line is cancelled, and the
+ * device is done with its address space. Bounded, whatever the device does.
+ * Jobs that wait for others' fences are freed when these signal.
+ */
+void vtpu_queue_kill(struct vtpu_queue *queue)
+{
+	struct vtpu_hwq *hwq = queue->hwq;
+	struct vtpu_vm *vm = queue->vm;
+	unsigned long flags;
+
+	dma_resv_lock(&vm->resv, NULL);
+	queue->dead = true;
+	dma_resv_unlock(&vm->resv);
+
+	/* Nothing new enters the scheduler now, and nothing in it the ring. */
+	spin_lock_irqsave(&hwq->lock, flags);
+	if (queue->status == DRM_VTPU_QUEUE_OK)
+		queue->status = DRM_VTPU_QUEUE_LOST;
+	spin_unlock_irqrestore(&hwq->lock, flags);
+
+	drm_sched_entity_fini(&queue->entity);
+	vtpu_queue_return_hwq(queue);
+	queue->vm = NULL;
+	vtpu_vm_put(vm);
+	vtpu_queue_put(queue);
+}
+
+static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtpu_vm *vm,
+					    const struct drm_vtpu_queue_create *args)
+{
+	struct drm_gpu_scheduler *sched;
+	struct vtpu_queue *queue;
+	int ret;
+
+	queue = kzalloc(sizeof(*queue), GFP_KERNEL);
+	if (!queue)
+		return ERR_PTR(-ENOMEM);
+	kref_init(&queue->ref);
+	kref_get(&vm->ref);
+	queue->vm = vm;
+	queue->priority = args->priority;
+	queue->timeout_ms = args->timeout_ms;
+	queue->fault_pc = U32_MAX;
+
+	ret = vtpu_queue_take_hwq(vdev, queue);
+	if (ret)
+		goto err_free;
+	sched = &queue->hwq->sched;
+	ret = drm_sched_entity_init(&queue->entity, DRM_SCHED_PRIORITY_NORMAL, &sched, 1, NULL);
+	if (ret)
+		goto err_hwq;
+	return queue;
+
+err_hwq:
+	vtpu_queue_return_hwq(queue);
+err_free:
+	vtpu_vm_put(vm);
+	vtpu_queue_put(queue);
+	return ERR_PTR(ret);
+}
+
+int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct vtpu_file *vfile = file->driver_priv;
+	struct drm_vtpu_queue_create *args = data;
+	struct vtpu_queue *queue;
+	struct vtpu_vm *vm;
+	int ret;
+
+	if (args->flags || args->pad || args->priority > DRM_VTPU_PRIORITY_HIGH ||
+	    args->timeout_ms > TIMEOUT_MAX_MS)
+		return -EINVAL;
+	if (args->priority == DRM_VTPU_PRIORITY_HIGH && !capable(CAP_SYS_NICE))
+		return -EPERM;
+
+	mutex_lock(&vfile->lock);
+	vm = xa_load(&vfile->vms, args->vm_id);
+	if (!vm) {
+		ret = -ENOENT;
+		goto unlock;
+	}
+	/* The slot first: a file at its limit takes no hardware queue at all. */
+	ret = xa_alloc(&vfile->queues, &args->queue_id, NULL,
+		       XA_LIMIT(1, VTPU_FILE_MAX_QUEUES), GFP_KERNEL);
+	if (ret) {
+		ret = ret == -EBUSY ? -ENOSPC : ret;
+		goto unlock;
+	}
+	queue = vtpu_queue_create(to_vtpu(drm), vm, args);
+	if (IS_ERR(queue)) {
+		xa_erase(&vfile->queues, args->queue_id);
+		ret = PTR_ERR(queue);
+		goto unlock;
+	}
+	xa_store(&vfile->queues, args->queue_id, queue, GFP_KERNEL);
+	vm->num_queues++;
+unlock:
+	mutex_unlock(&vfile->lock);
+	return ret;
+}
+
+int vtpu_queue_destroy_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct vtpu_file *vfile = file->driver_priv;
+	const struct drm_vtpu_queue_destroy *args = data;
+	struct vtpu_queue *queue;
+
+	if (args->pad)
+		return -EINVAL;
+
+	mutex_lock(&vfile->lock);
+	queue = xa_erase(&vfile->queues, args->queue_id);
+	if (queue)
+		queue->vm->num_queues--;
+	mutex_unlock(&vfile->lock);
+	if (!queue)
+		return -ENOENT;
+
+	vtpu_queue_kill(queue);
+	return 0;
+}
+
+int vtpu_queue_state_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
+{
+	struct drm_vtpu_queue_state *args = data;
+	struct vtpu_queue *queue;
+
+	queue = vtpu_queue_get(file->driver_priv, args->queue_id);
+	if (!queue)
+		return -ENOENT;
+
+	spin_lock_irq(&queue->hwq->lock);
+	args->status = queue->status;
+	args->fault_cause = queue->fault_cause;
+	args->fault_access = queue->fault_access;
+	args->fault_addr = queue->fault_addr;
+	args->fault_pc = queue->fault_pc;
+	args->fault_cookie = queue->fault_cookie;
+	args->completed = queue->completed;
+	spin_unlock_irq(&queue->hwq->lock);
+	vtpu_queue_put(queue);
+	return 0;
+}

@@ -1,0 +1,103 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _VTPU_QUEUE_H_
+#define _VTPU_QUEUE_H_
+
+#include <linux/kref.h>
+#include <linux/list.h>
+#include <linux/spinlock.h>
+#include <drm/gpu_scheduler.h>
+
+#include "vtpu_device.h"
+
+struct vtpu_fence;
+struct vtpu_vm;
+
+/* A ring entry as the device reads it. */
+struct vtpu_ring_entry {
+	u8 op;
+	u8 flags;
+	__le16 reserved0;
+	__le32 cookie;
+	__le64 fence;
+	__le64 reserved1;
+	__le64 payload[5];
+};
+
+/* More than any job's commands, so that jobs queue up in the device. */
+#define VTPU_RING_LOG2		9
+#define VTPU_RING_ENTRIES	(1u << VTPU_RING_LOG2)
+
+/*
+ * A hardware queue: as old as the device, lent to one vtpu_queue at a time. Its
+ * scheduler and lock are named by fences that may outlive the device, hence
+ * the count.
+ */
+struct vtpu_hwq {
+	struct kref ref;		/* the device, and each fence */
+	struct vtpu_device *vdev;
+	unsigned int index;
+	unsigned int vector;
+	char name[16];
+	u64 fence_context;
+	struct drm_gpu_scheduler sched;
+
+	/* Coherent; the device reads the ring and writes the fence word. */
+	struct vtpu_ring_entry *ring;
+	__le64 *fence_word;
+	dma_addr_t ring_dma;
+	dma_addr_t fence_dma;
+
+	spinlock_t lock;
+	struct vtpu_queue *queue;	/* owner or NULL; set under reset_lock and lock */
+	struct list_head inflight;	/* of vtpu_fence in ring order; lock */
+	u64 seq;			/* of the last job pushed; lock */
+	u32 tail;			/* entries produced since ENABLE; lock */
+	bool enabled;			/* takes jobs; lock */
+};
+
+/* A queue as a process sees it. */
+struct vtpu_queue {
+	struct kref ref;		/* the file, and each job */
+	struct vtpu_hwq *hwq;
+	struct vtpu_vm *vm;		/* held until vtpu_queue_kill() */
+	struct drm_sched_entity entity;
+	u32 priority;
+	u32 timeout_ms;
+	bool dead;			/* takes no jobs; dma_resv of the VM */
+
+	/* hwq->lock, and constant once the queue is not OK. */
+	enum drm_vtpu_queue_status status;
+	u32 fault_cause;
+	u32 fault_access;
+	u64 fault_addr;
+	u32 fault_pc;
+	u32 fault_cookie;
+	u64 completed;
+};
+
+static inline unsigned int vtpu_hwq_reg(const struct vtpu_hwq *hwq, unsigned int reg)
+{
+	return reg + hwq->index * VTPU_QUEUE_STRIDE;
+}
+
+/* vtpu_queue.c */
+int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index);
+void vtpu_hwq_get(struct vtpu_hwq *hwq);
+void vtpu_hwq_put(struct vtpu_hwq *hwq);
+int vtpu_hwq_stop(struct vtpu_hwq *hwq);
+void vtpu_device_reset(struct vtpu_device *vdev);
+void vtpu_device_lose(struct vtpu_device *vdev, int error);
+
+struct vtpu_queue *vtpu_queue_get(struct vtpu_file *vfile, u32 id);
+void vtpu_queue_put(struct vtpu_queue *queue);
+void vtpu_queue_kill(struct vtpu_queue *queue);
+
+int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+int vtpu_queue_destroy_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+int vtpu_queue_state_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+
+/* vtpu_sched.c */
+int vtpu_sched_init(struct vtpu_hwq *hwq);
+void vtpu_sched_set_timeout(struct vtpu_hwq *hwq, u32 timeout_ms);
+
+#endif

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Between the DRM scheduler and the rings: pushing jobs, completing them, and
+ * what happens when one takes too long.
+ */
+
+#include <linux/module.h>
+#include <linux/wait_bit.h>
+#include <drm/drm_managed.h>
+#include <drm/drm_print.h>
+
+#include "vtpu_device.h"
+#include "vtpu_job.h"
+#include "vtpu_queue.h"
+#include "vtpu_trace.h"
+
+static unsigned int timeout_ms = 10000;
+module_param(timeout_ms, uint, 0644);
+MODULE_PARM_DESC(timeout_ms, "Time limit of a job whose queue has none of its own, in ms");
+
+/* ---- Fences of the device ---- */
+
+static const char *vtpu_fence_driver_name(struct dma_fence *fence)
+{
+	return "vtpu";
+}
+
+static const char *vtpu_fence_timeline_name(struct dma_fence *fence)
+{
+	return container_of(fence, struct vtpu_fence, base)->hwq->name;
+}
+
+static void vtpu_fence_release(struct dma_fence *base)
+{
+	struct vtpu_fence *fence = container_of(base, struct vtpu_fence, base);
+
+	vtpu_hwq_put(fence->hwq);
+	kfree_rcu(fence, base.rcu);
+	module_put(THIS_MODULE);
+}
+
+static const struct dma_fence_ops vtpu_fence_ops = {
+	.get_driver_name = vtpu_fence_driver_name,
+	.get_timeline_name = vtpu_fence_timeline_name,
+	.release = vtpu_fence_release,
+};
+
+/* Under hwq->lock. The module stays while a sync_file may call the fence's ops. */
+void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq)
+{
+	__module_get(THIS_MODULE);
+	vtpu_hwq_get(hwq);
+	fence->hwq = hwq;
+	dma_fence_init(&fence->base, &vtpu_fence_ops, &hwq->lock, hwq->fence_context,
+		       ++hwq->seq);
+}
+
+static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
+{
+	lockdep_assert_held(&fence->hwq->lock);
+	list_del(&fence->link);
+	if (error)
+		dma_fence_set_error(&fence->base, error);
+	trace_vtpu_job_done(fence->hwq->index, fence->base.seqno, error);
+	dma_fence_signal_locked(&fence->base);
+	dma_fence_put(&fence->base);
+}
+
+static void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
+{
+	u64 done = le64_to_cpu(READ_ONCE(*hwq->fence_word));
+	struct vtpu_fence *fence, *next;
+
+	/* What the jobs wrote is seen after the word that says so. */
+	dma_rmb();
+	list_for_each_entry_safe(fence, next, &hwq->inflight, link) {
+		if (fence->base.seqno > done)
+			break;
+		if (hwq->queue)
+			hwq->queue->completed++;
+		vtpu_fence_finish(fence, 0);
+	}
+}
+
+/* Signals what the device has finished; from its interrupt or instead of it. */
+void vtpu_hwq_complete(struct vtpu_hwq *hwq)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	vtpu_hwq_complete_locked(hwq);
+	spin_unlock_irqrestore(&hwq->lock, flags);
+}
+
+/*
+ * Ends the queue's life as a good one: what is finished is finished, the first
+ * job in flight gets one error and those behind it another.
+ */
+void vtpu_hwq_fail_locked(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status,
+			  int first, int rest)
+{
+	struct vtpu_fence *fence, *next;
+	int error = first;
+
+	vtpu_hwq_complete_locked(hwq);
+	if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
+		hwq->queue->status = status;
+	list_for_each_entry_safe(fence, next, &hwq->inflight, link) {
+		vtpu_fence_finish(fence, error);
+		error = rest;
+	}
+}
+
+void vtpu_hwq_fail(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status,
+		   int first, int rest)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	vtpu_hwq_fail_locked(hwq, status, first, rest);
+	spin_unlock_irqrestore(&hwq->lock, flags);
+}
+
+/* ---- The scheduler's calls ---- */
+
+/*
+ * Writes the job into the ring, which has room: the scheduler's credits count
+ * entries. A queue that is no longer good takes nothing, and the error ends
+ * the job.
+ */
+static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
+{
+	struct vtpu_job *job = to_vtpu_job(sched_job);
+	struct vtpu_queue *queue = job->queue;
+	struct vtpu_hwq *hwq = queue->hwq;
+	struct vtpu_device *vdev = job->vdev;
+	struct vtpu_fence *fence = job->fence;
+	struct vtpu_ring_entry *last;
+	unsigned long flags;
+	int idx;
+
+	if (!drm_dev_enter(&vdev->drm, &idx))
+		return ERR_PTR(-ENODEV);
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	if (queue->status != DRM_VTPU_QUEUE_OK || !hwq->enabled) {
+		/* Not good but not enabled: amid a reset that it was too late for. */
+		if (queue->status == DRM_VTPU_QUEUE_OK)
+			queue->status = DRM_VTPU_QUEUE_LOST;
+		spin_unlock_irqrestore(&hwq->lock, flags);
+		drm_dev_exit(idx);
+		return ERR_PTR(-ECANCELED);
+	}
+
+	vtpu_fence_init(fence, hwq);
+	last = &job->entries[job->num_entries - 1];
+	last->flags = VTPU_RING_FLAG_FENCE | VTPU_RING_FLAG_IRQ;
+	last->fence = cpu_to_le64(fence->base.seqno);
+	for (unsigned int i = 0; i < job->num_entries; i++)
+		hwq->ring[(hwq->tail + i) % VTPU_RING_ENTRIES] = job->entries[i];
+	hwq->tail += job->num_entries;
+
+	/* One reference for the list, one for the scheduler. */
+	list_add_tail(&fence->link, &hwq->inflight);
+	dma_fence_get(&fence->base);
+	job->fence = NULL;
+	trace_vtpu_job_run(hwq->index, fence->base.seqno, hwq->tail);
+
+	/* writel() orders the ring before it. */
+	writel(hwq->tail, vdev->doorbells + hwq->index * VTPU_PAGE_BYTES);
+	spin_unlock_irqrestore(&hwq->lock, flags);
+	drm_dev_exit(idx);
+	return &fence->base;
+}
+
+static void vtpu_free_job(struct drm_sched_job *sched_job)
+{
+	drm_sched_job_cleanup(sched_job);
+	vtpu_job_free(to_vtpu_job(sched_job));
+}
+
+/*
+ * A job may be late only because the device works for another queue, which has
+ * a time limit too. Not so one that has its own program running, or that holds
+ * itself back with a WAIT.
+ */
+static bool vtpu_hwq_starved(struct vtpu_hwq *hwq)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+	u32 head;
+
+	if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) != VTPU_QUEUE_STATE_READY)
+		return false;
+	head = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_HEAD));
+	if (hwq->ring[head % VTPU_RING_ENTRIES].op == VTPU_CMD_WAIT)
+		return false;
+
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		struct vtpu_hwq *other = vdev->hwq[i];
+
+		if (other != hwq &&
+		    vtpu_read(vdev, vtpu_hwq_reg(other, VTPU_REG_Q_QSTATUS)) ==
+		    VTPU_QUEUE_STATE_RUNNING)
+			return true;
+	}
+	return false;
+}
+
+/* Takes a queue off the device because of its first job in flight. */
+static void vtpu_hwq_hang(struct vtpu_hwq *hwq)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+
+	drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit\n", hwq->index,
+		 le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1);
+	if (vtpu_hwq_stop(hwq)) {
+		drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
+			hwq->index);
+		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
+		vtpu_device_reset(vdev);
+		return;
+	}
+	/* It may have faulted in the meantime, or even finished. */
+	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
+}
+
+/*
+ * The scheduler is not stopped: jobs leave the ring only by their fences, which
+ * are ours to signal, and a queue that is not OK lets none in. So this job goes
+ * back on the list, and the scheduler frees it with the others once they have
+ * signalled.
+ */
+static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job)
+{
+	struct vtpu_hwq *hwq = container_of(sched_job->sched, struct vtpu_hwq, sched);
+	struct vtpu_device *vdev = hwq->vdev;
+	struct dma_fence *finished = &sched_job->s_fence->finished;
+	int idx;
+
+	mutex_lock(&vdev->reset_lock);
+	if (drm_dev_enter(&vdev->drm, &idx)) {
+		/* A lost interrupt is no hang. */
+		vtpu_hwq_complete(hwq);
+		if (!dma_fence_is_signaled(finished) && !vtpu_hwq_starved(hwq))
+			vtpu_hwq_hang(hwq);
+		drm_dev_exit(idx);
+	} else {
+		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ENODEV, -ENODEV);
+	}
+	mutex_unlock(&vdev->reset_lock);
+
+#ifdef VTPU_HAVE_SCHED_NO_HANG
+	return DRM_GPU_SCHED_STAT_NO_HANG;
+#else
+	spin_lock(&sched_job->sched->job_list_lock);
+	list_add(&sched_job->list, &sched_job->sched->pending_list);
+	spin_unlock(&sched_job->sched->job_list_lock);
+	/* It may have signalled while off the list, when nobody could free it. */
+	drm_sched_wqueue_start(sched_job->sched);
+	return DRM_GPU_SCHED_STAT_NOMINAL;
+#endif
+}
+
+static const struct drm_sched_backend_ops vtpu_sched_ops = {
+	.run_job = vtpu_run_job,
+	.timedout_job = vtpu_timedout_job,
+	.free_job = vtpu_free_job,
+};
+
+/* ---- Life ---- */
+
+/* The last file is closed, so jobs only wait for others' fences, or to be freed. */
+static void vtpu_sched_fini(struct drm_device *drm, void *data)
+{
+	struct vtpu_device *vdev = to_vtpu(drm);
+	struct vtpu_hwq *hwq = data;
+
+	wait_var_event(&vdev->num_jobs, !atomic_read(&vdev->num_jobs));
+	drm_sched_fini(&hwq->sched);
+	vtpu_hwq_put(hwq);
+}
+
+int vtpu_sched_init(struct vtpu_hwq *hwq)
+{
+	const struct drm_sched_init_args args = {
+		.ops = &vtpu_sched_ops,
+		.num_rqs = DRM_SCHED_PRIORITY_COUNT,
+		.credit_limit = VTPU_RING_ENTRIES,
+		.timeout = msecs_to_jiffies(timeout_ms),
+		.timeout_wq = hwq->vdev->timeout_wq,
+		.name = hwq->name,
+		.dev = hwq->vdev->drm.dev,
+	};
+	int ret;
+
+	ret = drm_sched_init(&hwq->sched, &args);
+	if (ret) {
+		vtpu_hwq_put(hwq);
+		return ret;
+	}
+	return drmm_add_action_or_reset(&hwq->vdev->drm, vtpu_sched_fini, hwq);
+}
+
+/* For the next owner of the queue; nothing is in flight. */
+void vtpu_sched_set_timeout(struct vtpu_hwq *hwq, u32 limit_ms)
+{
+	hwq->sched.timeout = msecs_to_jiffies(limit_ms ?: timeout_ms);
+}

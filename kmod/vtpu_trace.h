@@ -1,0 +1,95 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#undef TRACE_SYSTEM
+#define TRACE_SYSTEM vtpu
+
+#if !defined(_VTPU_TRACE_H_) || defined(TRACE_HEADER_MULTI_READ)
+#define _VTPU_TRACE_H_
+
+#include <linux/tracepoint.h>
+
+/* context and seqno are those of the job's fence, as the scheduler's events have them. */
+TRACE_EVENT(vtpu_job_submit,
+	TP_PROTO(unsigned int queue, u64 context, u64 seqno, unsigned int cmds, u32 cookie),
+	TP_ARGS(queue, context, seqno, cmds, cookie),
+	TP_STRUCT__entry(
+		__field(unsigned int, queue)
+		__field(u64, context)
+		__field(u64, seqno)
+		__field(unsigned int, cmds)
+		__field(u32, cookie)
+	),
+	TP_fast_assign(
+		__entry->queue = queue;
+		__entry->context = context;
+		__entry->seqno = seqno;
+		__entry->cmds = cmds;
+		__entry->cookie = cookie;
+	),
+	TP_printk("queue=%u fence=%llu:%llu cmds=%u cookie=%#x", __entry->queue,
+		  __entry->context, __entry->seqno, __entry->cmds, __entry->cookie)
+);
+
+/* seq is the value that the device writes to the queue's fence word. */
+TRACE_EVENT(vtpu_job_run,
+	TP_PROTO(unsigned int queue, u64 seq, u32 tail),
+	TP_ARGS(queue, seq, tail),
+	TP_STRUCT__entry(
+		__field(unsigned int, queue)
+		__field(u64, seq)
+		__field(u32, tail)
+	),
+	TP_fast_assign(
+		__entry->queue = queue;
+		__entry->seq = seq;
+		__entry->tail = tail;
+	),
+	TP_printk("queue=%u seq=%llu tail=%u", __entry->queue, __entry->seq, __entry->tail)
+);
+
+TRACE_EVENT(vtpu_job_done,
+	TP_PROTO(unsigned int queue, u64 seq, int error),
+	TP_ARGS(queue, seq, error),
+	TP_STRUCT__entry(
+		__field(unsigned int, queue)
+		__field(u64, seq)
+		__field(int, error)
+	),
+	TP_fast_assign(
+		__entry->queue = queue;
+		__entry->seq = seq;
+		__entry->error = error;
+	),
+	TP_printk("queue=%u seq=%llu error=%d", __entry->queue, __entry->seq, __entry->error)
+);
+
+TRACE_EVENT(vtpu_fault,
+	TP_PROTO(unsigned int queue, u32 cause, u32 access, u64 addr, u32 pc, u32 cookie),
+	TP_ARGS(queue, cause, access, addr, pc, cookie),
+	TP_STRUCT__entry(
+		__field(unsigned int, queue)
+		__field(u32, cause)
+		__field(u32, access)
+		__field(u64, addr)
+		__field(u32, pc)
+		__field(u32, cookie)
+	),
+	TP_fast_assign(
+		__entry->queue = queue;
+		__entry->cause = cause;
+		__entry->access = access;
+		__entry->addr = addr;
+		__entry->pc = pc;
+		__entry->cookie = cookie;
+	),
+	TP_printk("queue=%u cause=%u access=%u addr=%#llx pc=%#x cookie=%#x", __entry->queue,
+		  __entry->cause, __entry->access, __entry->addr, __entry->pc,
+		  __entry->cookie)
+);
+
+#endif
+
+#undef TRACE_INCLUDE_PATH
+#define TRACE_INCLUDE_PATH .
+#undef TRACE_INCLUDE_FILE
+#define TRACE_INCLUDE_FILE vtpu_trace
+#include <trace/define_trace.h>

@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+#ifndef _VTPU_VM_H_
+#define _VTPU_VM_H_
+
+#include <linux/dma-resv.h>
+#include <linux/kref.h>
+#include <linux/mutex.h>
+#include <linux/sizes.h>
+#include <drm/drm_mm.h>
+
+struct drm_device;
+struct drm_file;
+struct vtpu_bo;
+struct vtpu_device;
+struct vtpu_file;
+
+/* Addresses that mappings may use: the first 2 MiB catch null pointers. */
+#define VTPU_VA_START	((u64)SZ_2M)
+#define VTPU_VA_END	(1ull << VTPU_VA_BITS)
+
+/* A table of 512 entries in HBM, with what the driver must know to free it. */
+struct vtpu_pt {
+	struct drm_mm_node node;
+	unsigned int level;		/* 0: entries are 4 KiB leaves */
+	unsigned int used;		/* valid entries */
+	struct list_head dead;		/* empty, waiting for the TLB flush */
+	struct vtpu_pt *child[];	/* above level 0: tables below; NULL for a huge leaf */
+};
+
+/* A range of a buffer seen at a range of addresses. Holds the buffer. */
+struct vtpu_mapping {
+	struct drm_mm_node node;	/* in vm->mm; vm->lock */
+	struct vtpu_vm *vm;
+	struct vtpu_bo *bo;
+	struct list_head bo_link;	/* bo->lock */
+};
+
+/*
+ * An address space. Its queues hold it while they can run jobs, so nothing
+ * uses its tables when the last reference goes.
+ */
+struct vtpu_vm {
+	struct kref ref;
+	struct vtpu_device *vdev;
+	unsigned int context;		/* hardware slot */
+	unsigned int num_queues;	/* vtpu_file.lock */
+
+	/*
+	 * Every job of the VM's queues is pushed under this lock and leaves its
+	 * fence here.
+	 */
+	struct dma_resv resv;
+
+	struct mutex lock;
+	struct drm_mm mm;		/* of vtpu_mapping; lock */
+	struct vtpu_pt *root;		/* tables below it; lock */
+};
+
+struct vtpu_vm *vtpu_vm_get(struct vtpu_file *vfile, u32 id);
+void vtpu_vm_put(struct vtpu_vm *vm);
+void vtpu_vm_restore(struct vtpu_device *vdev);
+
+int vtpu_vm_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+int vtpu_vm_destroy_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+int vtpu_vm_bind_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+
+#endif
