@@ -304,12 +304,11 @@ def _accesses(checker: _Checker, instr: Instr) -> list[_Access]:
     elif op == "V_ATTN":
         rows, fields = get("rows"), unpack_imm64(op, instr.imm64)
         row_bytes = 4 * fields["heads"] * fields["head_dim"]
-        tables = _table_rows(checker)
         found = [
             vmem("dst", rows, row_bytes, row_bytes, True),
             vmem("q", rows, row_bytes, row_bytes),
             index("row_info", rows, 2),
-            index("block_tables", tables, fields["max_blocks"]),
+            vmem("block_tables", 1, _loaded(checker, get("block_tables")), 0),
             _Access(False, key=get("k_cache")),
             _Access(False, key=get("v_cache")),
         ]
@@ -325,11 +324,13 @@ def _accesses(checker: _Checker, instr: Instr) -> list[_Access]:
     return found
 
 
-def _table_rows(checker: _Checker) -> int:
-    """Rows of the block tables, which the instruction does not say."""
-    shapes = [
-        place["max_shape"]
-        for place in checker.metadata["launch"]["fields"]
-        if place["kind"] == "input" and place["name"] == "block_tables"
-    ]
-    return int(shapes[0][0]) if shapes else 1
+def _loaded(checker: _Checker, address: int) -> int:
+    """Bytes from address to the end of what was loaded there last, which is how
+    far an operand may reach whose extent the instruction does not say."""
+    for step in reversed(checker.steps["DMA"]):
+        for access in step.accesses:
+            found = access.range
+            if access.write and found is not None and found.start <= address < found.end:
+                return found.end - address
+    checker.fail(f"nothing was loaded to 0x{address:x}")
+    return 0

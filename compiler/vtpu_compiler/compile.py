@@ -36,12 +36,12 @@ class Options:
     check: verify the finished binary.
     """
 
-    canonicalise: Canonicalise = Canonicalise()
-    fuse: Fuse = Fuse()
-    lower: Lower = Lower()
-    plan: Plan = Plan()
-    schedule: Schedule = Schedule()
-    codegen: Codegen = Codegen()
+    canonicalise: Canonicalise = field(default_factory=Canonicalise)
+    fuse: Fuse = field(default_factory=Fuse)
+    lower: Lower = field(default_factory=Lower)
+    plan: Plan = field(default_factory=Plan)
+    schedule: Schedule = field(default_factory=Schedule)
+    codegen: Codegen = field(default_factory=Codegen)
     keep: tuple[str, ...] = ("fused",)
     check: bool = True
 
@@ -61,7 +61,7 @@ class Executable:
 
 def compile_graph(
     graph: Graph,
-    options: Options = Options(),
+    options: Options | None = None,
     *,
     record: Callable[[str, str], None] | None = None,
 ) -> Executable:
@@ -69,6 +69,7 @@ def compile_graph(
 
     record: called with every stage's name and text as soon as it exists.
     """
+    options = options or Options()
     stages: dict[str, str] = {}
 
     def note(name: str, stage: Stage) -> None:

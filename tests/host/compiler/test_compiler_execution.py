@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: MIT
+"""Executables on the simulated machine against the graph interpreter."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from isa_machine import ARGUMENT_SPACE, Fault, Machine
+from llama_graph import Config, llama
+from stepping import Sequence, Stepper
+from vtpu_compiler import Options, compile_graph
+from vtpu_compiler.passes.fuse import Fuse
+from vtpu_compiler.passes.schedule import Schedule
+
+LOGITS_VA = 4 * ARGUMENT_SPACE  # the fourth piece of memory
+
+
+def make(config: Config, options: Options = Options(), seed: int = 0) -> Stepper:
+    graph = llama(config)
+    executable = compile_graph(graph, options)
+    machine = Machine([], seed)
+
+    def run(memory: list[np.ndarray]) -> None:
+        Machine(memory, machine.seed).run(executable.elf)
+        machine.seed += 1
+
+    return Stepper(config, graph, executable, run)
+
+
+def compare(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], logits: bool = True):
+    if logits:
+        np.testing.assert_allclose(found["logits"], wanted["logits"], rtol=2e-4, atol=2e-4)
+    np.testing.assert_array_equal(found["samples"][:, 0], wanted["samples"][:, 0])
+    np.testing.assert_array_equal(found["samples"][:, 4:24], wanted["samples"][:, 4:24])
+    for at in (slice(1, 2), slice(24, 44)):
+        np.testing.assert_allclose(
+            found["samples"].view(np.float32)[:, at],
+            wanted["samples"].astype(np.uint32).view(np.float32)[:, at],
+            rtol=1e-3,
+            atol=1e-3,
+        )
+
+
+def sequences(config: Config, lengths: list[int]) -> list[Sequence]:
+    """Requests whose cache blocks are interleaved and in no order."""
+    rng = np.random.default_rng(7)
+    blocks = list(rng.permutation(np.arange(1, 16)))
+    made = []
+    for length in lengths:
+        count = -(-length // config.block_size)
+        made.append(
+            Sequence(
+                [int(t) for t in rng.integers(0, config.vocab, length)],
+                [int(blocks.pop()) for _ in range(count)],
+            )
+        )
+    return made
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batch_of_prompts_in_any_engine_order(seed: int) -> None:
+    config = Config()
+    stepper = make(config, seed=100 * seed)
+    a, b, c = sequences(config, [9, 1, 6])
+    compare(*stepper.step([(a, 9), (b, 1), (c, 6)], logits_va=LOGITS_VA))
+
+
+@pytest.mark.parametrize("chunks", [[11], [4, 4, 3], [1] * 11, [10, 1]])
+def test_chunked_prefill_gives_the_same(chunks: list[int]) -> None:
+    config = Config()
+    stepper = make(config)
+    (sequence,) = sequences(config, [11])
+    for chunk in chunks:
+        found, wanted = stepper.step([(sequence, chunk)], logits_va=LOGITS_VA)
+        compare(found, wanted)
+    assert len(found["samples"]) == 1
+
+
+def test_mixed_prefill_and_decode_over_steps() -> None:
+    config = Config()
+    stepper = make(config)
+    first, second = sequences(config, [13, 16])
+    compare(*stepper.step([(first, 12)], logits_va=LOGITS_VA))
+    compare(*stepper.step([(first, 1), (second, 7)], logits_va=LOGITS_VA))
+    compare(*stepper.step([(second, 9)], logits_va=LOGITS_VA))
+
+
+def test_logits_are_stored_only_when_wanted() -> None:
+    config = Config()
+    stepper = make(config)
+    (sequence,) = sequences(config, [5])
+    found, wanted = stepper.step([(sequence, 5)], want_logits=False)
+    compare(found, wanted, logits=False)
+    assert (stepper.logits == 0xA5).all()
+
+
+def test_maximum_lengths() -> None:
+    config = Config(max_tokens=18, max_rows=3, max_seqs=3)
+    stepper = make(config)
+    work = [(sequence, 6) for sequence in sequences(config, [6, 6, 6])]
+    compare(*stepper.step(work, logits_va=LOGITS_VA))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(dtype="q4_0", rope="halves", state="f32"),
+        Config(dtype="q8_0", head_dtype="q4_0", heads=2, kv_heads=1, head_dim=32),
+        Config(layers=40),
+    ],
+    ids=["q4_0-halves-f32", "q8_0-q4_0-head", "more-layers-than-registers"],
+)
+def test_other_models(config: Config) -> None:
+    stepper = make(config)
+    a, b = sequences(config, [3, 5])
+    compare(*stepper.step([(a, 3), (b, 4)], logits_va=LOGITS_VA))
+
+
+def test_unfused_epilogue_and_siblings_give_the_same() -> None:
+    config = Config()
+    stepper = make(config, Options(fuse=Fuse(siblings=False, epilogue=False)))
+    (sequence,) = sequences(config, [7])
+    compare(*stepper.step([(sequence, 7)], logits_va=LOGITS_VA))
+
+
+def test_a_bad_index_faults() -> None:
+    config = Config()
+    stepper = make(config)
+    (sequence,) = sequences(config, [3])
+    sequence.tokens[1] = config.vocab
+    with pytest.raises(Fault, match="gather"):
+        stepper.step([(sequence, 3)], logits_va=LOGITS_VA)
+
+
+def test_the_machine_exposes_missing_waits() -> None:
+    """Without waits some order must go wrong, or these tests prove nothing."""
+    config = Config()
+    stepper = make(config)
+    from vtpu_compiler import passes  # noqa: F401  (the packages under test)
+    from waitless import strip_waits
+
+    broken = strip_waits(stepper.executable)
+    wrong = 0
+    for seed in range(5):
+        stepper.run = lambda memory, seed=seed: Machine(memory, seed).run(broken)
+        (sequence,) = sequences(config, [9])
+        try:
+            compare(*stepper.step([(sequence, 9)], logits_va=LOGITS_VA))
+        except (AssertionError, Fault):
+            wrong += 1
+    assert wrong >= 4
+
+
+def test_serial_schedule_agrees() -> None:
+    config = dataclasses.replace(Config(), layers=1)
+    stepper = make(config, Options(schedule=Schedule(hazards=False)))
+    (sequence,) = sequences(config, [9])
+    compare(*stepper.step([(sequence, 9)], logits_va=LOGITS_VA))
