@@ -28,7 +28,7 @@ void vtpu_core_log(VtpuCore *core, const char *message)
     }
 }
 
-void vtpu_core_trace(VtpuCore *core, const char *event, unsigned queue, uint64_t a, uint64_t b)
+void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64_t a, uint64_t b)
 {
     if (core->ops.trace) {
         core->ops.trace(core->opaque, event, queue, a, b);

@@ -211,7 +211,7 @@ struct VtpuCore {
 /* core.c */
 uint64_t vtpu_now_ns(void);
 void vtpu_core_log(VtpuCore *core, const char *message);
-void vtpu_core_trace(VtpuCore *core, const char *event, unsigned queue, uint64_t a, uint64_t b);
+void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64_t a, uint64_t b);
 /* Applies what callers asked for while a command runs; false: abandon it. [command] */
 bool vtpu_core_boundary(VtpuCore *core);
 /* Makes the command thread look again; lock held. */

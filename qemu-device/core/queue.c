@@ -195,12 +195,12 @@ static void serve(VtpuCore *core, unsigned q)
         uint64_t start = vtpu_now_ns();
         ok = fetched || vtpu_bus_read(x, at, queue->entry, VTPU_RING_ENTRY);
         if (ok && !fetched) {
-            vtpu_core_trace(core, "begin", q, queue->entry[VTPU_RING_OP], head);
+            vtpu_core_trace(core, VTPU_EVENT_BEGIN, q, queue->entry[VTPU_RING_OP], head);
         }
         ok = ok && vtpu_command_execute(x, queue->entry, &held) &&
              (held || complete(x, queue->entry, fence_addr, vector));
         if (ok && !held) {
-            vtpu_core_trace(core, "end", q, queue->entry[VTPU_RING_OP], head);
+            vtpu_core_trace(core, VTPU_EVENT_END, q, queue->entry[VTPU_RING_OP], head);
         }
         vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - start);
         pthread_mutex_lock(&core->lock);
@@ -213,7 +213,7 @@ static void serve(VtpuCore *core, unsigned q)
         core->irqs |= 1;
         atomic_store(&core->attention, 1);
         pthread_mutex_unlock(&core->lock);
-        vtpu_core_trace(core, "fault", q, x->fault.cause, x->fault.addr);
+        vtpu_core_trace(core, VTPU_EVENT_FAULT, q, x->fault.cause, x->fault.addr);
         pthread_mutex_lock(&core->lock);
     } else {
         queue->state = VTPU_QUEUE_STATE_READY;

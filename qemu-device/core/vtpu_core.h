@@ -20,6 +20,13 @@
 
 typedef struct VtpuCore VtpuCore;
 
+/* What is traced, and what a and b are. */
+typedef enum VtpuCoreEvent {
+    VTPU_EVENT_BEGIN, /* a ring command: its op, its ring index */
+    VTPU_EVENT_END,
+    VTPU_EVENT_FAULT, /* cause, address */
+} VtpuCoreEvent;
+
 /* What the machine asks of its surroundings. Each returns true on success. */
 typedef struct VtpuCoreOps {
     /* System memory by bus address; fails without side effect on a bad one. */
@@ -32,7 +39,7 @@ typedef struct VtpuCoreOps {
     /* The engines wrote HBM bytes [offset, offset + len), for dirty tracking. May be NULL. */
     void (*hbm_dirty)(void *opaque, uint64_t offset, uint64_t len);
     /* One executed step, for traces. May be NULL. */
-    void (*trace)(void *opaque, const char *event, unsigned queue, uint64_t a, uint64_t b);
+    void (*trace)(void *opaque, VtpuCoreEvent event, unsigned queue, uint64_t a, uint64_t b);
     /* First and last thing on the thread that makes callbacks. May be NULL. */
     void (*thread_enter)(void *opaque);
     void (*thread_leave)(void *opaque);

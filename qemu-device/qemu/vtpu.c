@@ -1,0 +1,468 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * vTPU, PCIe endpoint: what connects the machine in core/ to QEMU. BARs,
+ * capabilities, DMA, interrupts, resets, properties.
+ *
+ * Threads: the machine's command thread makes the callbacks; it holds no lock
+ * of its own then and takes the BQL. vCPUs and the main loop call the machine
+ * with the BQL held; the machine never waits in those calls. Resets start
+ * under the BQL, so a callback that holds it and finds no reset under way is
+ * not stale, and memory and interrupts of the time before a reset never reach
+ * the guest after it.
+ *
+ * Errors: what a guest does wrong is logged as a guest error or becomes a
+ * fault of its queue; nothing here aborts.
+ */
+#include "qemu/osdep.h"
+#include "qemu/error-report.h"
+#include "qemu/log.h"
+#include "qemu/main-loop.h"
+#include "qemu/module.h"
+#include "qemu/rcu.h"
+#include "qemu/units.h"
+#include "qapi/error.h"
+#include "hw/pci/msix.h"
+#include "hw/pci/pci_device.h"
+#include "hw/pci/pcie.h"
+#include "hw/qdev-properties.h"
+#include "migration/vmstate.h"
+#include "qom/object.h"
+#include "system/hostmem.h"
+
+#include "core/vtpu_core.h"
+#include "include/vtpu_hw.h"
+#include "trace.h"
+
+#define TYPE_VTPU "vtpu"
+OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
+
+#define VTPU_CAP_PM     0x40
+#define VTPU_CAP_MSIX   0x50
+#define VTPU_CAP_PCIE   0x60
+#define VTPU_EXT_AER    0x100
+
+#define VTPU_DOORBELL_PAGE 4096
+
+struct VtpuState {
+    PCIDevice parent_obj;
+
+    MemoryRegion bar0;
+    MemoryRegion regs;
+    MemoryRegion doorbells;
+    MemoryRegion hbm_ram;
+    MemoryRegion *hbm; /* hbm_ram, or the backend's */
+    VtpuCore *core;
+
+    /* Properties */
+    uint64_t hbm_size;
+    HostMemoryBackend *hbm_backend;
+    uint32_t threads;
+    char *isa_path;
+    uint64_t schedule_seed;
+
+    /* Injected faults, under the BQL */
+    uint32_t inject_irq_loss; /* interrupts to drop */
+};
+
+/* Callbacks of the machine, on its command thread */
+
+static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
+                     DMADirection dir)
+{
+    /* Memory only: the guest must not make us write our own registers. */
+    const MemTxAttrs attrs = { .memory = true };
+    bool ok;
+
+    bql_lock();
+    ok = !vtpu_core_resetting(s->core) &&
+         pci_dma_rw(PCI_DEVICE(s), addr, buf, len, dir, attrs) == MEMTX_OK;
+    bql_unlock();
+    trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, ok);
+    return ok;
+}
+
+static bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len)
+{
+    return vtpu_dma(opaque, addr, buf, len, DMA_DIRECTION_TO_DEVICE);
+}
+
+static bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf,
+                           size_t len)
+{
+    return vtpu_dma(opaque, addr, (void *)buf, len,
+                    DMA_DIRECTION_FROM_DEVICE);
+}
+
+static void vtpu_raise_irq(void *opaque, unsigned vector)
+{
+    VtpuState *s = opaque;
+
+    bql_lock();
+    if (vtpu_core_resetting(s->core)) {
+        /* of before the reset: drop */
+    } else if (s->inject_irq_loss) {
+        s->inject_irq_loss--;
+        trace_vtpu_irq_lost(s, vector);
+    } else {
+        trace_vtpu_irq(s, vector);
+        msix_notify(PCI_DEVICE(s), vector);
+    }
+    bql_unlock();
+}
+
+static void vtpu_guest_error(void *opaque, const char *message)
+{
+    qemu_log_mask(LOG_GUEST_ERROR, "vtpu: %s\n", message);
+}
+
+static void vtpu_hbm_dirty(void *opaque, uint64_t offset, uint64_t len)
+{
+    VtpuState *s = opaque;
+
+    memory_region_set_dirty(s->hbm, offset, len);
+}
+
+static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
+                       uint64_t a, uint64_t b)
+{
+    switch (event) {
+    case VTPU_EVENT_BEGIN:
+        trace_vtpu_command_begin(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_END:
+        trace_vtpu_command_end(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_FAULT:
+        trace_vtpu_fault(opaque, queue, a, b);
+        break;
+    }
+}
+
+static void vtpu_thread_enter(void *opaque)
+{
+    rcu_register_thread();
+}
+
+static void vtpu_thread_leave(void *opaque)
+{
+    rcu_unregister_thread();
+}
+
+static const VtpuCoreOps vtpu_core_ops = {
+    .dma_read = vtpu_dma_read,
+    .dma_write = vtpu_dma_write,
+    .raise_irq = vtpu_raise_irq,
+    .guest_error = vtpu_guest_error,
+    .hbm_dirty = vtpu_hbm_dirty,
+    .trace = vtpu_trace,
+    .thread_enter = vtpu_thread_enter,
+    .thread_leave = vtpu_thread_leave,
+};
+
+/* BAR accesses, on vCPU threads with the BQL */
+
+static uint64_t vtpu_regs_read(void *opaque, hwaddr offset, unsigned size)
+{
+    VtpuState *s = opaque;
+    uint64_t value = vtpu_core_mmio_read(s->core, offset, size);
+
+    trace_vtpu_mmio_read(s, offset, size, value);
+    return value;
+}
+
+static void vtpu_regs_write(void *opaque, hwaddr offset, uint64_t value,
+                            unsigned size)
+{
+    VtpuState *s = opaque;
+
+    trace_vtpu_mmio_write(s, offset, size, value);
+    vtpu_core_mmio_write(s->core, offset, value, size);
+}
+
+static const MemoryRegionOps vtpu_regs_ops = {
+    .read = vtpu_regs_read,
+    .write = vtpu_regs_write,
+    .endianness = DEVICE_LITTLE_ENDIAN,
+    .valid = { .min_access_size = 4, .max_access_size = 8 },
+    .impl = { .min_access_size = 4, .max_access_size = 8 },
+};
+
+static uint64_t vtpu_doorbell_read(void *opaque, hwaddr offset, unsigned size)
+{
+    return 0;
+}
+
+static void vtpu_doorbell_write(void *opaque, hwaddr offset, uint64_t value,
+                                unsigned size)
+{
+    VtpuState *s = opaque;
+    unsigned queue = offset / VTPU_DOORBELL_PAGE;
+
+    if (offset % VTPU_DOORBELL_PAGE) {
+        vtpu_guest_error(s, "write in a doorbell page beside its doorbell");
+        return;
+    }
+    trace_vtpu_doorbell(s, queue, value);
+    vtpu_core_doorbell(s->core, queue, value);
+}
+
+static const MemoryRegionOps vtpu_doorbell_ops = {
+    .read = vtpu_doorbell_read,
+    .write = vtpu_doorbell_write,
+    .endianness = DEVICE_LITTLE_ENDIAN,
+    .valid = { .min_access_size = 4, .max_access_size = 4 },
+    .impl = { .min_access_size = 4, .max_access_size = 4 },
+};
+
+/* Configuration space */
+
+static void vtpu_write_config(PCIDevice *pdev, uint32_t addr, uint32_t value,
+                              int len)
+{
+    pci_default_write_config(pdev, addr, value, len);
+    pcie_cap_flr_write_config(pdev, addr, value, len);
+    pcie_aer_write_config(pdev, addr, value, len);
+}
+
+static bool vtpu_init_capabilities(VtpuState *s, Error **errp)
+{
+    PCIDevice *pdev = PCI_DEVICE(s);
+    int pos = pci_pm_init(pdev, VTPU_CAP_PM, errp);
+
+    if (pos < 0) {
+        return false;
+    }
+    pci_set_word(pdev->config + pos + PCI_PM_PMC, PCI_PM_CAP_VER_1_1);
+    pci_set_word(pdev->config + pos + PCI_PM_CTRL, PCI_PM_CTRL_NO_SOFT_RESET);
+    pci_set_word(pdev->wmask + pos + PCI_PM_CTRL, PCI_PM_CTRL_STATE_MASK);
+
+    if (pcie_endpoint_cap_init(pdev, VTPU_CAP_PCIE) < 0) {
+        error_setg(errp, "vtpu: cannot add the PCI Express capability");
+        return false;
+    }
+    pcie_cap_flr_init(pdev);
+    if (pcie_aer_init(pdev, PCI_ERR_VER, VTPU_EXT_AER, PCI_ERR_SIZEOF,
+                      errp) < 0) {
+        pcie_cap_exit(pdev);
+        return false;
+    }
+    if (msix_init(pdev, VTPU_NUM_MSIX, &s->bar0, VTPU_BAR_REGS,
+                  VTPU_MSIX_TABLE, &s->bar0, VTPU_BAR_REGS, VTPU_MSIX_PBA,
+                  VTPU_CAP_MSIX, errp) < 0) {
+        pcie_aer_exit(pdev);
+        pcie_cap_exit(pdev);
+        return false;
+    }
+    for (int i = 0; i < VTPU_NUM_MSIX; i++) {
+        msix_vector_use(pdev, i);
+    }
+    return true;
+}
+
+static void vtpu_exit_capabilities(VtpuState *s)
+{
+    PCIDevice *pdev = PCI_DEVICE(s);
+
+    msix_unuse_all_vectors(pdev);
+    msix_uninit(pdev, &s->bar0, &s->bar0);
+    pcie_aer_exit(pdev);
+    pcie_cap_exit(pdev);
+}
+
+/* Life */
+
+static bool vtpu_init_hbm(VtpuState *s, Error **errp)
+{
+    if (!s->hbm_backend) {
+        s->hbm = &s->hbm_ram;
+        return memory_region_init_ram(s->hbm, OBJECT(s), "vtpu-hbm",
+                                      s->hbm_size, errp);
+    }
+    if (host_memory_backend_is_mapped(s->hbm_backend)) {
+        error_setg(errp, "vtpu: memory backend '%s' is already in use",
+                   object_get_canonical_path_component(
+                       OBJECT(s->hbm_backend)));
+        return false;
+    }
+    s->hbm = host_memory_backend_get_memory(s->hbm_backend);
+    s->hbm_size = memory_region_size(s->hbm);
+    host_memory_backend_set_mapped(s->hbm_backend, true);
+    return true;
+}
+
+static void vtpu_exit_hbm(VtpuState *s)
+{
+    if (s->hbm_backend) {
+        host_memory_backend_set_mapped(s->hbm_backend, false);
+    }
+}
+
+static bool vtpu_check_properties(VtpuState *s, Error **errp)
+{
+    uint64_t size = s->hbm_backend
+                        ? memory_region_size(host_memory_backend_get_memory(
+                              s->hbm_backend))
+                        : s->hbm_size;
+
+    if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
+        error_setg(errp, "vtpu: hbm-size must be a power of two "
+                   "from 16 MiB to 64 GiB");
+        return false;
+    }
+    return true;
+}
+
+static void vtpu_realize(PCIDevice *pdev, Error **errp)
+{
+    VtpuState *s = VTPU(pdev);
+    const char *error;
+
+    if (!vtpu_check_properties(s, errp) || !vtpu_init_hbm(s, errp)) {
+        return;
+    }
+    memory_region_init(&s->bar0, OBJECT(s), "vtpu-bar0", VTPU_REGS_SIZE);
+    memory_region_init_io(&s->regs, OBJECT(s), &vtpu_regs_ops, s, "vtpu-regs",
+                          VTPU_MSIX_TABLE);
+    memory_region_add_subregion(&s->bar0, 0, &s->regs);
+    memory_region_init_io(&s->doorbells, OBJECT(s), &vtpu_doorbell_ops, s,
+                          "vtpu-doorbells",
+                          VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
+    pci_register_bar(pdev, VTPU_BAR_REGS, PCI_BASE_ADDRESS_SPACE_MEMORY,
+                     &s->bar0);
+    pci_register_bar(pdev, VTPU_BAR_HBM,
+                     PCI_BASE_ADDRESS_MEM_TYPE_64 |
+                     PCI_BASE_ADDRESS_MEM_PREFETCH, s->hbm);
+    pci_register_bar(pdev, VTPU_BAR_DOORBELL, PCI_BASE_ADDRESS_SPACE_MEMORY,
+                     &s->doorbells);
+    if (!vtpu_init_capabilities(s, errp)) {
+        vtpu_exit_hbm(s);
+        return;
+    }
+
+    VtpuCoreConfig config = {
+        .hbm = memory_region_get_ram_ptr(s->hbm),
+        .hbm_bytes = s->hbm_size,
+        .threads = s->threads,
+        .isa_path = s->isa_path,
+        .schedule_seed = s->schedule_seed,
+    };
+    s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
+    if (!s->core) {
+        error_setg(errp, "vtpu: %s", error);
+        vtpu_exit_capabilities(s);
+        vtpu_exit_hbm(s);
+    }
+}
+
+static void vtpu_exit(PCIDevice *pdev)
+{
+    VtpuState *s = VTPU(pdev);
+
+    /*
+     * The command thread may be waiting for the BQL in a callback. The device
+     * is unplugged from its bus: nobody else calls the machine meanwhile.
+     */
+    vtpu_core_reset(s->core);
+    bql_unlock();
+    vtpu_core_free(s->core);
+    bql_lock();
+    s->core = NULL;
+    vtpu_exit_capabilities(s);
+    vtpu_exit_hbm(s);
+}
+
+static void vtpu_reset_hold(Object *obj, ResetType type)
+{
+    VtpuState *s = VTPU(obj);
+
+    trace_vtpu_reset(s);
+    vtpu_core_reset(s->core);
+}
+
+/* Properties that may change while the machine runs */
+
+static bool vtpu_get_inject_hang(Object *obj, Error **errp)
+{
+    VtpuState *s = VTPU(obj);
+
+    return s->core && vtpu_core_hang_injected(s->core);
+}
+
+static void vtpu_set_inject_hang(Object *obj, bool value, Error **errp)
+{
+    VtpuState *s = VTPU(obj);
+
+    if (!s->core) {
+        error_setg(errp, "vtpu: inject-hang is set on a running device");
+        return;
+    }
+    vtpu_core_inject_hang(s->core, value);
+}
+
+static void vtpu_instance_init(Object *obj)
+{
+    VtpuState *s = VTPU(obj);
+
+    object_property_add_uint32_ptr(obj, "inject-irq-loss",
+                                   &s->inject_irq_loss,
+                                   OBJ_PROP_FLAG_READWRITE);
+    object_property_set_description(obj, "inject-irq-loss",
+                                    "how many interrupts to lose from now on");
+}
+
+static const Property vtpu_properties[] = {
+    DEFINE_PROP_SIZE("hbm-size", VtpuState, hbm_size, 1 * GiB),
+    DEFINE_PROP_LINK("hbm-memdev", VtpuState, hbm_backend,
+                     TYPE_MEMORY_BACKEND, HostMemoryBackend *),
+    DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
+    DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
+    DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+};
+
+static const VMStateDescription vtpu_vmstate = {
+    .name = TYPE_VTPU,
+    .unmigratable = 1,
+};
+
+static void vtpu_class_init(ObjectClass *class, void *data)
+{
+    DeviceClass *dc = DEVICE_CLASS(class);
+    PCIDeviceClass *k = PCI_DEVICE_CLASS(class);
+    ResettableClass *rc = RESETTABLE_CLASS(class);
+
+    k->realize = vtpu_realize;
+    k->exit = vtpu_exit;
+    k->config_write = vtpu_write_config;
+    k->vendor_id = VTPU_VENDOR_ID;
+    k->device_id = VTPU_DEVICE_ID;
+    k->revision = VTPU_REVISION;
+    k->class_id = VTPU_CLASS >> 8;
+    rc->phases.hold = vtpu_reset_hold;
+    dc->desc = "Virtual tensor processing unit";
+    dc->vmsd = &vtpu_vmstate;
+    device_class_set_props(dc, vtpu_properties);
+    set_bit(DEVICE_CATEGORY_MISC, dc->categories);
+    object_class_property_add_bool(class, "inject-hang", vtpu_get_inject_hang,
+                                   vtpu_set_inject_hang);
+    object_class_property_set_description(class, "inject-hang",
+        "the next program never ends, until its queue or device is reset");
+}
+
+static const TypeInfo vtpu_info = {
+    .name = TYPE_VTPU,
+    .parent = TYPE_PCI_DEVICE,
+    .instance_size = sizeof(VtpuState),
+    .instance_init = vtpu_instance_init,
+    .class_init = vtpu_class_init,
+    .interfaces = (InterfaceInfo[]) {
+        { INTERFACE_PCIE_DEVICE },
+        { }
+    },
+};
+
+static void vtpu_register_types(void)
+{
+    type_register_static(&vtpu_info);
+}
+
+type_init(vtpu_register_types)
