@@ -23,11 +23,32 @@ static bool always(void)
     return true;
 }
 
+#if defined(__x86_64__)
+/* The compiler's detection covers the operating system's part (XCR0) too. */
+static bool has_avx2(void)
+{
+    __builtin_cpu_init();
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+           __builtin_cpu_supports("f16c");
+}
+
+static bool has_avx512(void)
+{
+    return has_avx2() && __builtin_cpu_supports("avx512f") &&
+           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vnni");
+}
+#endif
+
 /* Best first. */
 static const struct {
     const VtpuKernels *kernels;
     bool (*supported)(void);
 } paths[] = {
+#if defined(__x86_64__)
+    { &vtpu_kernels_avx512, has_avx512 },
+    { &vtpu_kernels_avx2, has_avx2 },
+#endif
     { &vtpu_kernels_scalar, always },
 };
 

@@ -1,0 +1,18 @@
+/* SPDX-License-Identifier: MIT */
+/* Functions of the vector paths that are in files of their own. */
+#ifndef VTPU_KERNELS_SIMD_H
+#define VTPU_KERNELS_SIMD_H
+
+#include <string.h>
+
+#include "kernels_internal.h"
+
+void vtpu_avx2_matmul(const VtpuMatmul *op, uint32_t begin, uint32_t end);
+void vtpu_avx512_matmul(const VtpuMatmul *op, uint32_t begin, uint32_t end);
+
+size_t vtpu_avx2_attn_scratch_bytes(const VtpuAttn *op);
+void vtpu_avx2_attn(const VtpuAttn *op, uint8_t *scratch, uint32_t begin, uint32_t end);
+size_t vtpu_avx512_attn_scratch_bytes(const VtpuAttn *op);
+void vtpu_avx512_attn(const VtpuAttn *op, uint8_t *scratch, uint32_t begin, uint32_t end);
+
+#endif
