@@ -13,7 +13,7 @@ from .compile import STAGES, Options, compile_graph
 from .ir import CompileError
 from .objdump import objdump
 from .parser import parse_graph
-from .reader import ExecutableError
+from .reader import ExecutableError, read_elf
 
 
 def add_commands(commands: Any) -> None:
@@ -90,8 +90,8 @@ def parse_options(settings: list[str]) -> Options:
                 value = int(text, 0)
             except ValueError:
                 raise CompileError(f"--set {setting}: the value is a number") from None
-        changed = dataclasses.replace(target, **{key: value})
-        options = dataclasses.replace(options, **{name: changed})
+        change: dict[str, Any] = {name: dataclasses.replace(target, **{key: value})}
+        options = dataclasses.replace(options, **change)
     return options
 
 
@@ -112,8 +112,6 @@ def _compile(arguments: argparse.Namespace) -> int:
 
 
 def _objdump(arguments: argparse.Namespace) -> int:
-    from .reader import read_elf
-
     data = arguments.file.read_bytes()
     if arguments.section is None:
         print(objdump(data), end="")

@@ -76,7 +76,7 @@ def _matmul_add(op: Op, x: Array, weight: Array, accumulator: Array) -> Array:
 
 
 def _silu(op: Op, x: Array) -> Array:
-    return x / (1 + np.exp(-x))
+    return np.asarray(x / (1 + np.exp(-x)))
 
 
 def _silu_mul(op: Op, gate: Array, up: Array) -> Array:

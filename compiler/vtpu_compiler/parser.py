@@ -11,9 +11,9 @@ from .verify import verify
 _STRING = r'"((?:[^"\\]|\\.)*)"'
 _OP = re.compile(
     r'\s*(?:(%\w+) = )?"vtpu\.(\w+)"\(([^)]*)\)(?: \{(.*?)\})? : \((.*?)\) -> '
-    r"(\(\)|tensor<[^>]*>)(?: loc\((.*)\))?\s*$"
+    r"(\(\)|tensor<.*?>)(?: loc\((.*)\))?\s*$"
 )
-_TYPE = re.compile(r"tensor<([^,>]*)(?:, \[(.*)\])?>$")
+_TYPE = re.compile(r'tensor<([^,>]*)(?:, \[("\w+<=\d+"(?:, "\w+<=\d+")*)\])?>$')
 _ATTR = re.compile(
     rf"(\w+) = (?:{_STRING}|\[([^\]]*)\]|(-?\d+) : i64|(-?[0-9.]+(?:e[-+]?\d+)?) : f64)(?:, |$)"
 )
@@ -77,6 +77,8 @@ def _parse_type(text: str) -> Type:
                 shape.append(int(size))
     except (StopIteration, ValueError):
         raise CompileError(f"bad shape in {text}") from None
+    if next(dims, None) is not None:
+        raise CompileError(f"bad shape in {text}")
     dtype = element.removeprefix("!vtpu.")
     if dtype not in DTYPES:
         raise CompileError(f"there is no element type {dtype!r}")
@@ -85,7 +87,7 @@ def _parse_type(text: str) -> Type:
 
 def _split(text: str) -> list[str]:
     sizes, element = text.split("!", 1)
-    return [*sizes.rstrip("x").split("x"), element]
+    return [*sizes.rstrip("x").split("x"), f"!{element}"]
 
 
 def _parse_attrs(text: str) -> dict[str, Attr]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from .ir import CompileError, Dim, Graph, Value, max_size
+from .ir import QUANTISED, CompileError, Dim, Graph, Value, max_size
 from .ops import LEAVES, infer
 
 
@@ -26,6 +26,8 @@ def verify(graph: Graph) -> None:
                 if key in leaves:
                     raise CompileError(f"{op.name} {key[1]} appears twice")
                 leaves[key] = op.value
+                if op.name != "param" and found.dtype in QUANTISED:
+                    raise CompileError(f"{op.name} {key[1]} cannot be {found.dtype}: a param can")
                 if any(max_size(size) < 1 for size in found.shape):
                     raise CompileError(f"{op.name} {key[1]} is empty: {found}")
             elif found != expected:

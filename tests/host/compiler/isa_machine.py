@@ -27,7 +27,7 @@ SKIP = 0xFFFFFFFF
 Commit = Callable[[], None]
 
 
-class Fault(Exception):
+class DeviceFaultError(Exception):
     """What the device would stop the queue for."""
 
 
@@ -59,21 +59,19 @@ class Machine:
         self.running: dict[str, tuple[Issued, Commit]] = {}
         while not (self.halted and not any(self.queues.values()) and not self.running):
             choices: list[Callable[[], None]] = []
-            if not self.halted and self.ready(code[self.pc // 64], self.registers):
+            if not self.halted and self.ready(code[self.pc // 64]):
                 choices.append(lambda: self.step(code))
             for engine, queue in self.queues.items():
                 if engine in self.running:
                     choices.append(lambda engine=engine: self.finish(engine))
-                elif queue and self.ready(queue[0].instr, None):
+                elif queue and self.ready(queue[0].instr):
                     choices.append(lambda engine=engine: self.start(engine))
             if not choices:
-                raise Fault(f"deadlock at pc 0x{self.pc:x}")
+                raise DeviceFaultError(f"deadlock at pc 0x{self.pc:x}")
             chance.choice(choices)()
 
-    def ready(self, instr: Instr, _: object) -> bool:
-        if instr.op == "SYNC" and (any(self.queues.values()) or self.running):
-            return False
-        if instr.op == "HALT" and (any(self.queues.values()) or self.running):
+    def ready(self, instr: Instr) -> bool:
+        if instr.op in ("SYNC", "HALT") and (any(self.queues.values()) or self.running):
             return False
         assert not instr.wait_reg
         return not instr.wait or self.counters[instr.wait] >= instr.wait_imm
@@ -104,7 +102,7 @@ class Machine:
             if values["a"] == values["b"]:
                 self.pc = values["target"]
         elif instr.op not in ("NOP", "SYNC"):
-            raise Fault(f"{instr.op} is not simulated")
+            raise DeviceFaultError(f"{instr.op} is not simulated")
         if result is not None:
             self.registers[instr.operands[0][0]] = result % 2**64
         if instr.signal:
@@ -125,19 +123,17 @@ class Machine:
     def globe(self, address: int, size: int) -> np.ndarray:
         region, offset = divmod(address, ARGUMENT_SPACE)
         if not 1 <= region <= len(self.memory):
-            raise Fault(f"unmapped address 0x{address:x}")
+            raise DeviceFaultError(f"unmapped address 0x{address:x}")
         memory = self.memory[region - 1]
         if offset + size > memory.size:
-            raise Fault(f"0x{address:x}+{size} is outside argument {region - 1}")
+            raise DeviceFaultError(f"0x{address:x}+{size} is outside argument {region - 1}")
         return memory[offset : offset + size]
 
     def rows(self, address: int, rows: int, row_bytes: int, stride: int) -> np.ndarray:
         """A view of rows of bytes in VMEM."""
         if rows and address + (rows - 1) * stride + row_bytes > VMEM_BYTES:
-            raise Fault(f"0x{address:x} is outside VMEM")
-        return np.lib.stride_tricks.as_strided(
-            self.vmem[address:], (rows, row_bytes), (stride, 1)
-        )
+            raise DeviceFaultError(f"0x{address:x} is outside VMEM")
+        return np.lib.stride_tricks.as_strided(self.vmem[address:], (rows, row_bytes), (stride, 1))
 
     def read(self, address: int, rows: int, width: int, stride: int | None = None) -> np.ndarray:
         stride = 4 * width if stride is None else stride
@@ -173,7 +169,7 @@ class Machine:
     def dma_gather(self, instr, dst, table, index, count, width, table_rows, dst_stride) -> Commit:
         rows = self.index(index, count)[:, 0].astype(np.int64)
         if (rows >= table_rows).any():
-            raise Fault("gather index out of bounds")
+            raise DeviceFaultError("gather index out of bounds")
         if instr.fmt.startswith("Q"):
             values = tiles(instr.fmt, self.globe(table, tile_bytes(instr.fmt, table_rows, width)),
                            table_rows, width)[rows]  # fmt: skip
@@ -188,7 +184,7 @@ class Machine:
         dtype = {"F32": np.float32, "F16": np.float16}[instr.fmt]
         data = self.read(src, count, width, src_stride).astype(dtype)
         if ((rows >= table_rows) & (rows != SKIP)).any():
-            raise Fault("scatter index out of bounds")
+            raise DeviceFaultError("scatter index out of bounds")
         size = table_rows * width * np.dtype(dtype).itemsize
 
         def commit() -> None:
@@ -232,7 +228,7 @@ class Machine:
     def v_take(self, _, dst, src, index, rows, width, src_rows, dst_stride, src_stride) -> Commit:
         wanted = self.index(index, rows)[:, 0].astype(np.int64)
         if (wanted >= src_rows).any():
-            raise Fault("take index out of bounds")
+            raise DeviceFaultError("take index out of bounds")
         return self.writer(dst, dst_stride, self.read(src, src_rows, width, src_stride)[wanted])
 
     def v_rope(
@@ -267,13 +263,13 @@ class Machine:
         out = np.zeros((rows, heads, head_dim), np.float32)
         for row, (count, table) in enumerate(self.index(row_info, rows, 2).astype(np.int64)):
             if count > f["max_blocks"] * f["block_size"]:
-                raise Fault("too many keys")
+                raise DeviceFaultError("too many keys")
             at = block_tables + 4 * f["max_blocks"] * table
             blocks = self.index(at, 1, f["max_blocks"])[0].astype(np.int64)
             slots = [blocks[j // f["block_size"]] * f["block_size"] + j % f["block_size"]
                      for j in range(count)]  # fmt: skip
             if any(slot >= num_slots for slot in slots):
-                raise Fault("block table out of bounds")
+                raise DeviceFaultError("block table out of bounds")
             for head in range(heads if count else 0):
                 k = keys[slots, head // group].astype(np.float64)
                 s = k @ queries[row, head] * scale
@@ -287,7 +283,7 @@ class Machine:
         out = np.zeros((rows, 192), np.uint8)
         for row in range(rows):
             if wanted[row, 0]:
-                raise Fault("only greedy sampling is simulated")
+                raise DeviceFaultError("only greedy sampling is simulated")
             order = sorted(range(vocab), key=lambda i, row=row: (-x[row, i], i))
             logprobs = x[row] - x[row].max()
             logprobs -= np.log(np.exp(logprobs).sum())

@@ -69,9 +69,7 @@ class Stepper:
         pack_weights(metadata, lambda name: self.raw[name], self.weights)
         state = metadata["states"][0]
         self.state = np.zeros(state["slot_bytes"] * self.num_slots, np.uint8)
-        self.logits = np.zeros(
-            4 * self.config.max_rows * self.config.vocab, np.uint8
-        )
+        self.logits = np.zeros(4 * self.config.max_rows * self.config.vocab, np.uint8)
         dtype = {"f16": np.float16, "f32": np.float32}[self.config.state]
         self.reference = {
             part["name"]: np.zeros((self.num_slots, part["width"]), dtype)

@@ -7,7 +7,8 @@ import dataclasses
 
 import numpy as np
 import pytest
-from isa_machine import ARGUMENT_SPACE, Fault, Machine
+from damage import strip_waits
+from isa_machine import ARGUMENT_SPACE, DeviceFaultError, Machine
 from llama_graph import Config, llama
 from stepping import Sequence, Stepper
 from vtpu_compiler import Options, compile_graph
@@ -17,7 +18,7 @@ from vtpu_compiler.passes.schedule import Schedule
 LOGITS_VA = 4 * ARGUMENT_SPACE  # the fourth piece of memory
 
 
-def make(config: Config, options: Options = Options(), seed: int = 0) -> Stepper:
+def make(config: Config, options: Options | None = None, seed: int = 0) -> Stepper:
     graph = llama(config)
     executable = compile_graph(graph, options)
     machine = Machine([], seed)
@@ -130,7 +131,7 @@ def test_a_bad_index_faults() -> None:
     stepper = make(config)
     (sequence,) = sequences(config, [3])
     sequence.tokens[1] = config.vocab
-    with pytest.raises(Fault, match="gather"):
+    with pytest.raises(DeviceFaultError, match="gather"):
         stepper.step([(sequence, 3)], logits_va=LOGITS_VA)
 
 
@@ -138,9 +139,6 @@ def test_the_machine_exposes_missing_waits() -> None:
     """Without waits some order must go wrong, or these tests prove nothing."""
     config = Config()
     stepper = make(config)
-    from vtpu_compiler import passes  # noqa: F401  (the packages under test)
-    from waitless import strip_waits
-
     broken = strip_waits(stepper.executable)
     wrong = 0
     for seed in range(5):
@@ -148,7 +146,7 @@ def test_the_machine_exposes_missing_waits() -> None:
         (sequence,) = sequences(config, [9])
         try:
             compare(*stepper.step([(sequence, 9)], logits_va=LOGITS_VA))
-        except (AssertionError, Fault):
+        except (AssertionError, DeviceFaultError):
             wrong += 1
     assert wrong >= 4
 
