@@ -110,9 +110,11 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq)
 
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->enabled = false;
+	/* Of an idle queue, and so in the ordinary course, it is not counted. */
+	if (!list_empty(&hwq->inflight))
+		atomic64_inc(&vdev->queue_resets);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 
-	atomic64_inc(&vdev->queue_resets);
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_RESET);
 	return readl_poll_timeout(vdev->regs + vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS), state,
 				  state == VTPU_QUEUE_STATE_DISABLED,

@@ -68,9 +68,13 @@ static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
 
 static void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
 {
-	u64 done = le64_to_cpu(READ_ONCE(*hwq->fence_word));
 	struct vtpu_fence *fence, *next;
+	u64 done;
 
+	/* With nothing in flight the word may be gone, with the device. */
+	if (list_empty(&hwq->inflight))
+		return;
+	done = le64_to_cpu(READ_ONCE(*hwq->fence_word));
 	/* What the jobs wrote is seen after the word that says so. */
 	dma_rmb();
 	list_for_each_entry_safe(fence, next, &hwq->inflight, link) {
