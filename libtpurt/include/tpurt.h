@@ -63,6 +63,8 @@ enum tpurt_status {
 TPURT_API uint32_t tpurt_version(void);
 /* A status as a word ("fault"); "unknown" for any other number. Static. */
 TPURT_API const char *tpurt_status_name(int status);
+/* A tpurt_queue_state's fault_cause as words ("unmapped"). Static. */
+TPURT_API const char *tpurt_fault_name(uint32_t cause);
 /*
  * The message of this thread's last failed call, naming the input and the
  * limit; empty when none failed yet. Valid until this thread's next failure.
@@ -311,8 +313,8 @@ TPURT_API int tpurt_fence_wait(tpurt_queue *queue, uint64_t point, int64_t timeo
 TPURT_API int tpurt_fence_get_state(tpurt_queue *queue, uint64_t point,
                                     tpurt_queue_state *state);
 /*
- * Adds 1 to an eventfd when the point's job has ended, at once if it has.
- * The descriptor is the caller's: keep it open until then.
+ * Adds 1 to an eventfd when the point's job has ended, at once if it has. The
+ * descriptor stays the caller's, who may close it at any time.
  */
 TPURT_API int tpurt_fence_notify(tpurt_queue *queue, uint64_t point, int eventfd);
 

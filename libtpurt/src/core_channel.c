@@ -5,6 +5,7 @@
  * channels, or for room in the ring, is held here and pushed when it can be.
  */
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -77,6 +78,7 @@ static void fire_events(struct rt_channel *channel)
         }
         while (write(event->fd, &one, sizeof(one)) < 0 && errno == EINTR)
             ;
+        close(event->fd);
         *link = event->next;
         free(event);
     }
@@ -292,12 +294,18 @@ int core_wait(struct rt_backend *be, struct rt_channel *channel, uint64_t point,
 int core_notify(struct rt_backend *be, struct rt_channel *channel, uint64_t point, int eventfd)
 {
     struct core_backend *core = core_of(be);
-    struct event *event = malloc(sizeof(*event));
+    struct event *event;
+    int fd = fcntl(eventfd, F_DUPFD_CLOEXEC, 0); /* the caller may close its own */
 
-    if (!event)
+    if (fd < 0)
+        return rt_fail_errno(errno, "fence: keeping the eventfd");
+    event = malloc(sizeof(*event));
+    if (!event) {
+        close(fd);
         return rt_fail(TPURT_ERROR_OUT_OF_MEMORY, "no host memory for an event");
+    }
     pthread_mutex_lock(&core->lock);
-    *event = (struct event){ channel->events, point, eventfd };
+    *event = (struct event){ channel->events, point, fd };
     channel->events = event;
     see_progress(channel);
     fire_events(channel);

@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
+#include <vtpu_hw.h>
 
 static _Thread_local char message[512];
 
@@ -84,4 +85,27 @@ const char *tpurt_status_name(int status)
     case TPURT_ERROR_PERMISSION: return "permission";
     default: return "unknown";
     }
+}
+
+const char *tpurt_fault_name(uint32_t cause)
+{
+    static const char *const names[] = {
+        [VTPU_FAULT_NONE] = "none",
+        [VTPU_FAULT_ILLEGAL_INSTRUCTION] = "illegal instruction",
+        [VTPU_FAULT_BAD_OPERAND] = "bad operand",
+        [VTPU_FAULT_UNMAPPED] = "unmapped",
+        [VTPU_FAULT_PROTECTION] = "protection",
+        [VTPU_FAULT_BUS] = "bus",
+        [VTPU_FAULT_VMEM_RANGE] = "vmem range",
+        [VTPU_FAULT_INDEX_RANGE] = "index range",
+        [VTPU_FAULT_TRAP] = "trap",
+        [VTPU_FAULT_BAD_COMMAND] = "bad command",
+        [VTPU_FAULT_BAD_RING] = "bad ring",
+        [VTPU_FAULT_DEADLOCK] = "deadlock",
+        [VTPU_FAULT_PC_RANGE] = "pc range",
+        [VTPU_FAULT_BAD_PAGE_TABLE] = "bad page table",
+        [VTPU_FAULT_BAD_CONTEXT] = "bad context",
+    };
+
+    return cause < sizeof(names) / sizeof(*names) && names[cause] ? names[cause] : "unknown";
 }

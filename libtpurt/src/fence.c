@@ -2,15 +2,26 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <stddef.h>
+#include <stdio.h>
 #include <unistd.h>
 
 #include "queue.h"
 
+static int fail_fault(const tpurt_queue_state *state, uint64_t point)
+{
+    static const char *const verbs[] = { "code", "read at", "write at", "execute at" };
+    char pc[32] = "";
+
+    if (state->fault_pc != ~0u)
+        snprintf(pc, sizeof(pc), ", pc 0x%x", state->fault_pc);
+    return rt_fail(TPURT_ERROR_FAULT, "point %" PRIu64 " (cookie %u): fault: %s, %s 0x%" PRIx64 "%s",
+                   point, state->fault_cookie, tpurt_fault_name(state->fault_cause),
+                   verbs[state->fault_access & 3], state->fault_address, pc);
+}
+
 /* How the job of a failed epoch's point ended. */
 static int outcome(const tpurt_queue_state *state, uint64_t point)
 {
-    static const char *const access[] = { "no access", "read", "write", "execute" };
-
     if (point <= state->completed || state->status == TPURT_OK)
         return TPURT_OK;
     if (state->status == TPURT_ERROR_LOST)
@@ -24,10 +35,7 @@ static int outcome(const tpurt_queue_state *state, uint64_t point)
         return rt_fail(TPURT_ERROR_HUNG,
                        "point %" PRIu64 " (cookie %u) passed the queue's time limit", point,
                        state->fault_cookie);
-    return rt_fail(TPURT_ERROR_FAULT,
-                   "point %" PRIu64 " (cookie %u): fault %u, %s at 0x%" PRIx64 ", pc 0x%x", point,
-                   state->fault_cookie, state->fault_cause, access[state->fault_access & 3],
-                   state->fault_address, state->fault_pc);
+    return fail_fault(state, point);
 }
 
 static int wait_in(tpurt_queue *queue, struct rt_epoch *epoch, uint64_t point, int64_t timeout_ns)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Builds the extension module `_tpurt` from tpurt.h, for the Python that runs this.
+
+    python3 python/vtpu/runtime/build_ffi.py --header libtpurt/include/tpurt.h \
+        --lib-dir DIR --out DIR [--rpath '$ORIGIN']
+
+Needs cffi, a C compiler ($CC, else cc) and the Python's headers; no setuptools. The
+declarations are taken from the header as it is, so nothing is written twice. The
+result goes to OUT/_tpurt.<tag>.so: put OUT on the Python path.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shlex
+import subprocess
+import sysconfig
+from pathlib import Path
+
+_DEFINE = re.compile(r"^#define\s+(TPURT_\w+)\s+[0-9x]\w*\b")
+
+
+def declarations(header: str) -> str:
+    """What cffi shall know of a header: its C, its numbers, no preprocessing."""
+    text = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
+    lines = []
+    cpp_only = False
+    for line in text.splitlines():
+        if line.startswith("#ifdef __cplusplus"):
+            cpp_only = True
+        elif line.startswith("#endif"):
+            cpp_only = False
+        elif constant := _DEFINE.match(line):
+            lines.append(f"#define {constant[1]} ...")
+        elif not cpp_only and not line.startswith("#"):
+            lines.append(line.replace("TPURT_API ", ""))
+    return "\n".join(lines)
+
+
+def build(header: Path, lib_dir: Path, out: Path, rpath: str) -> Path:
+    """Generates and compiles the module; returns its path."""
+    from cffi import FFI
+
+    ffi = FFI()
+    ffi.cdef(declarations(header.read_text("utf-8")))
+    ffi.set_source("_tpurt", f"#include <{header.name}>")
+    out.mkdir(parents=True, exist_ok=True)
+    source = out / "_tpurt.c"
+    ffi.emit_c_code(str(source))
+    module = out / f"_tpurt{sysconfig.get_config_var('EXT_SUFFIX')}"
+    command = [
+        *shlex.split(os.environ.get("CC", "cc")), "-O2", "-fPIC", "-shared",
+        f"-I{sysconfig.get_path('include')}", f"-I{header.parent}", "-o", str(module), str(source),
+        f"-L{lib_dir}", "-ltpurt", f"-Wl,-rpath,{rpath}",
+    ]  # fmt: skip
+    subprocess.run(command, check=True)
+    return module
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--header", type=Path, required=True, help="tpurt.h")
+    parser.add_argument("--lib-dir", type=Path, required=True, help="folder of libtpurt.so")
+    parser.add_argument("--out", type=Path, required=True, help="folder for the module")
+    parser.add_argument("--rpath", default="$ORIGIN", help="where the module finds libtpurt.so.1")
+    args = parser.parse_args()
+    print(build(args.header, args.lib_dir, args.out, args.rpath))
+
+
+if __name__ == "__main__":
+    main()
