@@ -3,7 +3,6 @@
  * The machine as a whole: its life, its reset, and the meeting point between
  * callers' threads and the command thread.
  */
-#define _GNU_SOURCE
 #include <sched.h>
 #include <signal.h>
 #include <stdlib.h>

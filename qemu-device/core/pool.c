@@ -6,7 +6,6 @@
  * over. Nobody waits for a worker that has claimed nothing: one that the host
  * descheduled delays no job.
  */
-#define _GNU_SOURCE
 #include <linux/futex.h>
 #include <sched.h>
 #include <signal.h>
