@@ -93,6 +93,7 @@ class Stepper:
             if sequence.done == len(sequence.tokens):
                 rows.append(len(ids) - 1)
         params = np.zeros((len(rows), 8), np.uint32)
+        params.view(np.float32)[:, 2] = 1  # top_p: all
         params[:, 3] = logprobs
         return {
             "ids": np.array(ids, np.uint32),

@@ -30,17 +30,26 @@ def make(config: Config, options: Options | None = None, seed: int = 0) -> Stepp
     return Stepper(config, graph, executable, run)
 
 
-def compare(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray], logits: bool = True):
+def compare(
+    found: dict[str, np.ndarray],
+    wanted: dict[str, np.ndarray],
+    *,
+    logits: bool = True,
+    tolerance: float = 2e-4,
+) -> None:
+    """tolerance: of the logits, whose standard deviation is about one."""
     if logits:
-        np.testing.assert_allclose(found["logits"], wanted["logits"], rtol=2e-4, atol=2e-4)
+        np.testing.assert_allclose(
+            found["logits"], wanted["logits"], rtol=tolerance, atol=tolerance
+        )
     np.testing.assert_array_equal(found["samples"][:, 0], wanted["samples"][:, 0])
     np.testing.assert_array_equal(found["samples"][:, 4:24], wanted["samples"][:, 4:24])
     for at in (slice(1, 2), slice(24, 44)):
         np.testing.assert_allclose(
             found["samples"].view(np.float32)[:, at],
             wanted["samples"].astype(np.uint32).view(np.float32)[:, at],
-            rtol=1e-3,
-            atol=1e-3,
+            rtol=1e-2,
+            atol=1e-2,
         )
 
 

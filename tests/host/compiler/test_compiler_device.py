@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: MIT
+"""Executables on the device's core, its engines in random legal orders."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from llama_graph import Config, llama
+from stepping import Sequence, Stepper
+from test_compiler_execution import compare as compare_exactly
+from test_compiler_execution import sequences
+from vtpu_compiler import compile_graph, read_elf
+
+REPO = Path(__file__).parents[3]
+sys.path.append(str(REPO / "tests" / "host" / "device"))
+
+
+def compare(found, wanted, logits: bool = True) -> None:
+    """The device rounds activations to 16 bits, the reference does not."""
+    compare_exactly(found, wanted, logits=logits, tolerance=2e-3)
+
+
+@pytest.fixture(scope="module")
+def core():
+    """The module that drives libvtpucore.so, and the library, built if need be."""
+    if not (REPO / "qemu-device" / "core" / "Makefile").exists():
+        pytest.skip("the device's core is not in this tree")
+    import machine
+
+    source = REPO / "qemu-device" / "core"
+    build = os.environ.get("VTPU_CORE_BUILD", str(source / "build"))
+    done = subprocess.run(
+        ["make", "-s", "-C", source, f"BUILD={build}"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return machine, machine.load_library(Path(build) / "libvtpucore.so")
+
+
+class Device:
+    """Runs a stepper's executable; keeps weights and states in HBM between steps."""
+
+    def __init__(self, core, config: Config, seed: int) -> None:
+        harness, library = core
+        self.machine = harness.Machine(library, hbm_bytes=64 << 20, seed=seed)
+        self.machine.identity()
+        self.machine.enable()
+        self.queue = harness.Queue(self.machine)
+        graph = llama(config)
+        self.executable = compile_graph(graph)
+        self.elf = read_elf(self.executable.elf)
+        self.stepper = Stepper(config, graph, self.executable, self.run)
+        self.places = [
+            self.machine.place(bytes(memory))
+            for memory in (
+                self.stepper.weights,
+                np.zeros(self.executable.metadata["launch"]["bytes"], np.uint8),
+                self.stepper.state,
+                self.stepper.logits,
+            )
+        ]
+        self.code = self.machine.place(self.elf.code)
+        self.args = self.machine.place(struct.pack("<3Q", *self.places[:3]))
+
+    def run(self, memory: list[np.ndarray]) -> None:
+        """Arguments are weights, launch block, states; then the logits' memory."""
+        for place, data in zip(self.places[1:], memory[1:], strict=True):
+            self.machine.put(place, data.tobytes())
+        payload = struct.pack("<QIIQI", self.code, len(self.elf.code), 0, self.args, 3)
+        self.queue.do("RUN", payload)
+        for place, data in zip(self.places[1:], memory[1:], strict=True):
+            data[:] = np.frombuffer(self.machine.get(place, data.size), np.uint8)
+
+    def step(self, work: list[tuple[Sequence, int]], **options: object):
+        return self.stepper.step(work, logits_va=self.places[3], **options)
+
+
+@pytest.fixture
+def open_device(core) -> Iterator:
+    opened: list[Device] = []
+
+    def make(config: Config, seed: int = 0) -> Device:
+        opened.append(Device(core, config, seed))
+        return opened[-1]
+
+    yield make
+    for device in opened:
+        device.machine.__exit__(None, None, None)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2, 3, 4])
+def test_mixed_prefill_and_decode(open_device, seed: int) -> None:
+    device = open_device(Config(), seed)
+    first, second = sequences(Config(), [13, 16])
+    compare(*device.step([(first, 12)]))
+    compare(*device.step([(first, 1), (second, 7)]))
+    compare(*device.step([(second, 9)]))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        Config(dtype="q4_0", rope="halves", state="f32"),
+        Config(dtype="q8_0", head_dtype="q4_0", heads=2, kv_heads=1, head_dim=32),
+        Config(layers=40),
+    ],
+    ids=["q4_0-halves-f32", "q8_0-q4_0-head", "more-layers-than-registers"],
+)
+def test_other_models(open_device, config: Config) -> None:
+    device = open_device(config)
+    a, b = sequences(config, [3, 5])
+    compare(*device.step([(a, 3), (b, 4)]))
+
+
+def test_results_are_the_same_bits_in_any_batch_chunking_and_order(open_device) -> None:
+    """The promise that serving builds on."""
+    config = Config()
+    wanted = None
+    for seed, chunks, others in [
+        (0, [11], 0),
+        (1, [4, 4, 3], 0),
+        (2, [10, 1], 2),
+        (3, [1] * 11, 1),
+    ]:
+        device = open_device(config, seed)
+        target, *company = sequences(config, [11, 7, 9])
+        for number, chunk in enumerate(chunks):
+            work = [(other, 1) for other in company[:others] if number < 7]
+            found, _ = device.step([*work, (target, chunk)])
+        row = found["logits"][-1].tobytes(), found["samples"][-1].tobytes()
+        wanted = wanted or row
+        assert row == wanted
+
+
+def test_unwanted_logits_are_not_stored(open_device) -> None:
+    device = open_device(Config())
+    (sequence,) = sequences(Config(), [5])
+    found, wanted = device.step([(sequence, 5)], want_logits=False)
+    compare(found, wanted, logits=False)
+    assert (device.stepper.logits == 0xA5).all()
