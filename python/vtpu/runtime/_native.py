@@ -7,19 +7,28 @@ the handle, never releases it at once: another thread may be in a call with it.
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
-try:
-    import _tpurt  # type: ignore[import-not-found]
-except ImportError as error:
-    raise ImportError(
-        f"{error}; build the extension with python/vtpu/runtime/build_ffi.py and put its "
-        "folder on the Python path",
-        name="_tpurt",
-    ) from error
 
-ffi: Any = _tpurt.ffi
-lib: Any = _tpurt.lib
+def _load() -> Any:
+    try:
+        return import_module("vtpu.runtime._tpurt")
+    except ModuleNotFoundError:
+        pass
+    try:
+        return import_module("_tpurt")
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"{error}; build it with vtpu/runtime/ffi_build.py, and put its folder on the "
+            "Python path",
+            name="_tpurt",
+        ) from error
+
+
+_module = _load()
+ffi: Any = _module.ffi
+lib: Any = _module.lib
 
 if lib.tpurt_version() >> 16 != lib.TPURT_VERSION_MAJOR:
     raise ImportError(
