@@ -9,7 +9,7 @@ from typing import Any
 from vtpu.serving import engine as engines
 from vtpu.serving.errors import APIError
 from vtpu.serving.frontend import Frontend
-from vtpu.serving.generation import Delta, Generation, GenerationFailed
+from vtpu.serving.generation import Delta, Generation, GenerationError
 from vtpu.serving.http import Exchange, Router
 from vtpu.serving.params import GenerationParams, parse_chat, parse_completion
 from vtpu.serving.responses import ChatResponder, CompletionResponder, Responder
@@ -97,7 +97,7 @@ class API:
                 await _stream(exchange, generation, responder, params.include_usage)
             else:
                 await _answer(exchange, generation, responder)
-        except GenerationFailed as error:
+        except GenerationError as error:
             raise APIError(500, str(error)) from None
         finally:
             watcher.cancel()
@@ -117,15 +117,15 @@ async def _stream(
 ) -> None:
     # Headers wait for the first token, so that a request that fails before it gets
     # a proper status.
-    chunks: list[dict[str, Any]] = responder.opening()
+    chunks = responder.opening()
     while deltas := await generation.next():
         if not exchange.started:
             await exchange.start_events()
-        chunks.extend(responder.chunk(delta) for delta in deltas)
+        chunks.extend(responder.chunk_json(delta) for delta in deltas)
         await exchange.events(chunks)
         chunks = []
     if not generation.aborted:
-        await exchange.end_events([responder.usage_chunk()] if include_usage else [])
+        await exchange.end_events([responder.usage_json()] if include_usage else [])
 
 
 async def _answer(exchange: Exchange, generation: Generation, responder: Responder) -> None:

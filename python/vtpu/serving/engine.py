@@ -31,11 +31,11 @@ DEAD = "dead"
 STOPPED = "stopped"
 
 
-class QueueFull(Exception):
+class QueueFullError(Exception):
     """The bounded waiting queue has no room; try again later (HTTP 429)."""
 
 
-class EngineUnavailable(Exception):
+class EngineUnavailableError(Exception):
     """The engine is loading, dead or stopped (HTTP 503)."""
 
 
@@ -67,7 +67,7 @@ class Engine:
     make_runner: called on the engine thread, so that a runner with thread
         affinity is built where it is used.
     max_model_len: configured limit in tokens; 0 takes the runner's.
-    max_waiting: requests that may wait for admission before QueueFull.
+    max_waiting: requests that may wait for admission before QueueFullError.
     """
 
     def __init__(
@@ -101,12 +101,12 @@ class Engine:
         self._thread.start()
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue all requests or none. Raises QueueFull or EngineUnavailable."""
+        """Queue all requests or none. Raises QueueFullError or EngineUnavailableError."""
         with self._wake:
             if self.state != READY or self._stopping:
-                raise EngineUnavailable(f"the engine is {self.state}")
+                raise EngineUnavailableError(f"the engine is {self.state}")
             if self.num_waiting + len(requests) > self.limits.max_waiting:
-                raise QueueFull(
+                raise QueueFullError(
                     f"{self.num_waiting} requests are waiting, "
                     f"the queue holds {self.limits.max_waiting}"
                 )
@@ -145,7 +145,7 @@ class Engine:
     def _run(self) -> None:
         try:
             runner, scheduler = self._load()
-        except BaseException as error:  # noqa: BLE001 (reported by on_dead)
+        except BaseException as error:
             self._die(error)
             return
         self._post(self._listener.on_ready)

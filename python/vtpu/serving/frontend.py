@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 from vtpu.serving import engine as engines
 from vtpu.serving.chat_template import ChatTemplate, ChatTemplateError
 from vtpu.serving.detokenizer import Detokenizer
-from vtpu.serving.engine import Engine, EngineUnavailable, QueueFull
+from vtpu.serving.engine import Engine, EngineUnavailableError, QueueFullError
 from vtpu.serving.errors import APIError, bad_request, overloaded, unavailable
 from vtpu.serving.generation import Choice, Generation
 from vtpu.serving.metrics import Metrics
@@ -83,7 +83,7 @@ class Frontend:
         self.engine.start()
         try:
             self._text = await asyncio.to_thread(self._load_text)
-        except Exception as error:  # noqa: BLE001 (reported by on_fatal)
+        except Exception as error:
             self._on_fatal(error)
             return
         self._check_vocabulary()
@@ -143,9 +143,9 @@ class Frontend:
         generation = self._new_generation(text, params, prompts, param, prefix)
         try:
             self.engine.submit([choice.request for choice in generation.choices])
-        except QueueFull as error:
+        except QueueFullError as error:
             raise overloaded(f"the server is overloaded: {error}") from None
-        except EngineUnavailable as error:
+        except EngineUnavailableError as error:
             raise unavailable(str(error)) from None
         # The engine's first event reaches this thread later than this line does.
         for choice in generation.choices:

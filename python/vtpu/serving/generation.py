@@ -18,7 +18,7 @@ from vtpu.serving.scheduler import TokenEvent
 from vtpu.serving.step_plan import SampledToken
 
 
-class GenerationFailed(Exception):
+class GenerationError(Exception):
     """A step that this request was part of failed (HTTP 500 or an error event)."""
 
 
@@ -148,11 +148,11 @@ class Generation:
     async def next(self) -> list[Delta]:
         """Wait for deltas; [] when all has been given or the request was aborted.
 
-        Raises GenerationFailed.
+        Raises GenerationError.
         """
         while not self._pending:
             if self._error is not None:
-                raise GenerationFailed(self._error)
+                raise GenerationError(self._error)
             if self.aborted or self.finished:
                 return []
             self._waiter = asyncio.get_running_loop().create_future()

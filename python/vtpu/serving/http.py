@@ -18,10 +18,10 @@ Header = tuple[bytes, bytes]
 
 log = logging.getLogger("vtpu.http")
 
-_dumps = json.JSONEncoder(separators=(",", ":")).encode
+dumps = json.JSONEncoder(separators=(",", ":")).encode
 
 
-class Disconnected(Exception):
+class DisconnectedError(Exception):
     """The client went away; there is nobody to answer."""
 
 
@@ -38,7 +38,7 @@ class Exchange:
         self._max_body_bytes = max_body_bytes
 
     async def read_json(self) -> Any:
-        """The body. Raises APIError 400 or 413, Disconnected."""
+        """The body. Raises APIError 400 or 413, DisconnectedError."""
         body = await self._read_body()
         try:
             return json.loads(body)
@@ -53,7 +53,7 @@ class Exchange:
         while more:
             message = await self._receive()
             if message["type"] == "http.disconnect":
-                raise Disconnected
+                raise DisconnectedError
             part = message.get("body", b"")
             size += len(part)
             self._check_size(size)
@@ -86,7 +86,7 @@ class Exchange:
         await self._send({"type": "http.response.body", "body": body})
 
     async def json(self, status: int, value: Any, headers: tuple[Header, ...] = ()) -> None:
-        await self.respond(status, _dumps(value).encode(), b"application/json", headers)
+        await self.respond(status, dumps(value).encode(), b"application/json", headers)
 
     async def start_events(self) -> None:
         """Begin a stream of server-sent events."""
@@ -98,13 +98,13 @@ class Exchange:
             ],
         )
 
-    async def events(self, values: list[Any]) -> None:
-        """Send JSON values, one event each, in one write."""
+    async def events(self, values: list[str]) -> None:
+        """Send serialised JSON values, one event each, in one write."""
         await self._send({"type": "http.response.body", "body": _events(values), "more_body": True})
 
-    async def end_events(self, values: list[Any]) -> None:
+    async def end_events(self, values: list[str]) -> None:
         """Send the last values and the end mark, in one write."""
-        body = _events(values) + b"data: [DONE]\n\n"
+        body = _events([*values, "[DONE]"])
         await self._send({"type": "http.response.body", "body": body})
 
     async def _start(self, status: int, headers: list[Header]) -> None:
@@ -112,8 +112,8 @@ class Exchange:
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
 
-def _events(values: list[Any]) -> bytes:
-    return "".join(f"data: {_dumps(value)}\n\n" for value in values).encode()
+def _events(values: list[str]) -> bytes:
+    return "".join(f"data: {value}\n\n" for value in values).encode()
 
 
 Handler = Callable[[Exchange], Awaitable[None]]
@@ -138,7 +138,7 @@ class Router:
             await self._find(exchange)(exchange)
         except APIError as error:
             await self._answer(exchange, error)
-        except Disconnected:
+        except DisconnectedError:
             pass
         except asyncio.CancelledError:
             raise
@@ -168,4 +168,4 @@ class Router:
         if not exchange.started:
             await exchange.json(error.status, error.body(), error.headers)
         else:
-            await exchange.end_events([error.body()])
+            await exchange.end_events([dumps(error.body())])

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Any, Protocol
+from json.encoder import encode_basestring_ascii
+from typing import Any
 
 from vtpu.serving.generation import Delta, Generation, TokenInfo
+from vtpu.serving.http import dumps
 
 # What the official API gives for a probability of zero, which JSON cannot say.
 _LEAST_LOGPROB = -9999.0
@@ -16,23 +19,9 @@ _LEAST_LOGPROB = -9999.0
 RawBytes = Callable[[int], bytes]
 
 
-class Responder(Protocol):
+class Responder(ABC):
     """Shapes one endpoint's answers."""
 
-    def opening(self) -> list[dict[str, Any]]:
-        """Chunks that a stream begins with, before any text."""
-        ...
-
-    def chunk(self, delta: Delta) -> dict[str, Any]: ...
-
-    def usage_chunk(self) -> dict[str, Any]: ...
-
-    def whole(self, deltas: list[Delta]) -> dict[str, Any]:
-        """The unstreamed answer; one delta a choice, in order."""
-        ...
-
-
-class _Base:
     kind = ""
     chunk_kind = ""
 
@@ -54,6 +43,40 @@ class _Base:
             "created": int(time.time()),
             "model": model,
         }
+        # Choice -> what stands before and after the text in a plain chunk.
+        self._frames: dict[int, tuple[str, str]] = {}
+
+    def opening(self) -> list[str]:
+        """Chunks that a stream begins with, before any text, as JSON."""
+        return []
+
+    @abstractmethod
+    def chunk(self, delta: Delta) -> dict[str, Any]:
+        """One chunk of a stream."""
+
+    @abstractmethod
+    def whole(self, deltas: list[Delta]) -> dict[str, Any]:
+        """The unstreamed answer; one delta a choice, in order."""
+
+    def chunk_json(self, delta: Delta) -> str:
+        """One chunk, serialised.
+
+        Nearly all chunks of a stream differ in their text alone, so the rest is
+        serialised once: in the emulated guest a JSON encoder costs as much as all
+        else that is done for a token.
+        """
+        if delta.tokens or delta.finish_reason:
+            return dumps(self.chunk(delta))
+        frame = self._frames.get(delta.index)
+        if frame is None:
+            mark = "\0"
+            before, after = dumps(self.chunk(Delta(delta.index, mark))).split(dumps(mark))
+            frame = self._frames[delta.index] = before, after
+        return frame[0] + encode_basestring_ascii(delta.text) + frame[1]
+
+    def usage_json(self) -> str:
+        """The last chunk when usage was asked for."""
+        return dumps({**self._head, "choices": [], "usage": self._usage()})
 
     def _usage(self) -> dict[str, int]:
         prompt = self._generation.num_prompt_tokens
@@ -71,20 +94,14 @@ class _Base:
             chunk["usage"] = None
         return chunk
 
-    def usage_chunk(self) -> dict[str, Any]:
-        return {**self._head, "choices": [], "usage": self._usage()}
-
     def _whole(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         head = {**self._head, "object": self.kind}
         return {**head, "choices": choices, "usage": self._usage()}
 
 
-class CompletionResponder(_Base):
+class CompletionResponder(Responder):
     kind = "text_completion"
     chunk_kind = "text_completion"
-
-    def opening(self) -> list[dict[str, Any]]:
-        return []
 
     def chunk(self, delta: Delta) -> dict[str, Any]:
         return self._chunk([self._choice(delta)])
@@ -120,14 +137,14 @@ class CompletionResponder(_Base):
         }
 
 
-class ChatResponder(_Base):
+class ChatResponder(Responder):
     kind = "chat.completion"
     chunk_kind = "chat.completion.chunk"
 
-    def opening(self) -> list[dict[str, Any]]:
+    def opening(self) -> list[str]:
         role = {"role": "assistant", "content": ""}
         return [
-            self._chunk([self._choice(choice.request.index, "delta", role, None, None)])
+            dumps(self._chunk([self._choice(choice.request.index, "delta", role, None, None)]))
             for choice in self._generation.choices
         ]
 

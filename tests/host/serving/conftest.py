@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: MIT
-"""Fixtures: the real model file's tokeniser, and a real server on a free port."""
+"""Fixtures: the real model file's tokeniser, and servers on free ports."""
 
 from __future__ import annotations
 
-import asyncio
 import os
 import subprocess
 import sys
-import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,19 +13,14 @@ from typing import Any
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
-sys.path.insert(0, str(ROOT / "python"))
+# Helper modules of these tests are imported by their plain names.
 sys.path.insert(0, str(Path(__file__).parent))
 
-import uvicorn  # noqa: E402
-from fake_runner import FakeRunner  # noqa: E402
-
-from vtpu.gguf import GGUFFile  # noqa: E402
-from vtpu.serving.api import API  # noqa: E402
-from vtpu.serving.chat_template import ChatTemplate  # noqa: E402
-from vtpu.serving.frontend import Frontend  # noqa: E402
-from vtpu.serving.scheduler import SchedulerConfig  # noqa: E402
-from vtpu.tokenizer import Tokenizer  # noqa: E402
+from fake_runner import FakeRunner
+from server_under_test import ServerUnderTest, TextModel
+from vtpu.gguf import GGUFFile
+from vtpu.serving.scheduler import SchedulerConfig
+from vtpu.tokenizer import Tokenizer
 
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
@@ -56,106 +49,6 @@ def _download(path: Path) -> None:
 @pytest.fixture(scope="session")
 def tokenizer(model_path: Path) -> Tokenizer:
     return Tokenizer(GGUFFile(model_path).metadata)
-
-
-class TextModel:
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self.tokenizer = tokenizer
-        assert tokenizer.chat_template is not None
-        self.template: ChatTemplate | None = ChatTemplate(
-            tokenizer.chat_template, tokenizer.bos, tokenizer.eos
-        )
-
-
-class ServerUnderTest:
-    """The real server in a thread, on the fake runner.
-
-    `call` runs a function on the server's event loop and returns its result.
-    """
-
-    def __init__(
-        self,
-        text: TextModel,
-        runner: FakeRunner,
-        config: SchedulerConfig,
-        max_model_len: int = 0,
-        max_waiting: int = 256,
-        max_body_bytes: int = 1 << 20,
-        make_runner: Callable[[], FakeRunner] | None = None,
-        wait_ready: bool = True,
-    ) -> None:
-        self.runner = runner
-        self.text = text
-        self.fatal: list[BaseException] = []
-        self._make_runner = make_runner or (lambda: runner)
-        self._settings = (config, max_model_len, max_waiting, max_body_bytes)
-        self._wait_ready = wait_ready
-        self._up = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._main()))
-        self._thread.start()
-        assert self._up.wait(60), "the server did not start"
-
-    async def _main(self) -> None:
-        config, max_model_len, max_waiting, max_body_bytes = self._settings
-        self.loop = asyncio.get_running_loop()
-        self.frontend = Frontend(
-            "fake",
-            lambda: self.text,
-            self._make_runner,
-            config,
-            self.fatal.append,
-            max_model_len,
-            max_waiting,
-        )
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                API(self.frontend, max_body_bytes).app,
-                port=0,
-                http="httptools",
-                ws="none",
-                lifespan="off",
-                log_config=None,
-                timeout_graceful_shutdown=5,
-            )
-        )
-        serving = asyncio.create_task(self._server.serve())
-        while not self._server.started:
-            await asyncio.sleep(0.001)
-        self.port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        await self.frontend.load()
-        while self._wait_ready and self.frontend.state == "loading":
-            await asyncio.sleep(0.001)
-        self._up.set()
-        await serving
-
-    def call(self, function: Callable[[], Any]) -> Any:
-        async def run() -> Any:
-            return function()
-
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(60)
-
-    def wait_idle(self) -> None:
-        """Wait until no request is left, then check that nothing leaked."""
-
-        async def wait() -> None:
-            engine = self.frontend.engine
-            while engine.num_running or engine.num_waiting or engine._inbox:
-                await asyncio.sleep(0.001)
-
-        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(60)
-        scheduler = self.frontend.engine.scheduler
-        assert scheduler is not None
-        scheduler.check_idle()
-        assert self.frontend.state == "ready"
-        assert not self.runner.problems, self.runner.problems
-
-    def close(self) -> None:
-        self.call(self.frontend.close)
-        self._server.should_exit = True
-        self._thread.join(60)
-        assert not self._thread.is_alive()
-        assert self.frontend.engine.join(60)
 
 
 @pytest.fixture

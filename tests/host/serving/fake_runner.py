@@ -27,7 +27,7 @@ from vtpu.serving.step_plan import (
 Script = Callable[[list[int], int], int | None]
 
 
-class Inconsistent(AssertionError):
+class InconsistentError(AssertionError):
     """The plan contradicts what the runner has seen."""
 
 
@@ -104,7 +104,7 @@ class FakeRunner:
             for row in plan.rows:
                 self._check_row(row)
                 self._write(row)
-        except Inconsistent as error:
+        except InconsistentError as error:
             self.problems.append(str(error))
             raise
         self.plans.append([(r.request_id, r.start, len(r.token_ids)) for r in plan.rows])
@@ -178,7 +178,7 @@ class FakeRunner:
     @staticmethod
     def _need(condition: bool, message: str) -> None:
         if not condition:
-            raise Inconsistent(message)
+            raise InconsistentError(message)
 
 
 def oracle(

@@ -14,9 +14,8 @@ from typing import Any
 
 import openai
 import pytest
-from conftest import ServerUnderTest
 from fake_runner import FakeRunner, next_token, oracle
-
+from server_under_test import ServerUnderTest, TextModel
 from vtpu.serving.scheduler import SchedulerConfig
 from vtpu.serving.step_plan import SamplingParams, StepPlan
 from vtpu.tokenizer import Tokenizer
@@ -297,7 +296,7 @@ def test_chat_logprobs(make_server: MakeServer, tokenizer: Tokenizer) -> None:
         for token in content:
             (exact,) = struct.unpack("<f", struct.pack("<f", token.logprob))
             assert exact == token.logprob
-        parts = []
+        parts: list[Any] = []
         for chunk in client.chat.completions.create(stream=True, **request):
             if chunk.choices[0].logprobs:
                 parts += chunk.choices[0].logprobs.content or []
@@ -461,8 +460,6 @@ def test_neutral_chat_parameters_are_accepted(shared_server: ServerUnderTest) ->
 
 @pytest.fixture(scope="module")
 def shared_server(tokenizer: Tokenizer) -> Iterator[ServerUnderTest]:
-    from conftest import TextModel
-
     server = ServerUnderTest(TextModel(tokenizer), FakeRunner(), SchedulerConfig())
     yield server
     server.wait_idle()
@@ -609,9 +606,9 @@ def test_many_concurrent_streams_under_block_pressure(
     prompts = [f"Request number {i}: " + "go " * (i * 5 % 40) for i in range(24)]
 
     def ask(prompt: str) -> str:
-        return streamed(client, model="fake", prompt=prompt, max_tokens=60, temperature=0)[0]
+        return streamed(api, model="fake", prompt=prompt, max_tokens=60, temperature=0)[0]
 
-    with client_of(server) as client, concurrent.futures.ThreadPoolExecutor(24) as pool:
+    with client_of(server) as api, concurrent.futures.ThreadPoolExecutor(24) as pool:
         texts = list(pool.map(ask, prompts))
     for prompt, text in zip(prompts, texts, strict=True):
         ids = oracle(tokenizer.encode(prompt), 60, SamplingParams(0.0))
@@ -770,7 +767,7 @@ def test_a_dead_engine_says_so(make_server: MakeServer) -> None:
     def broken_schedule() -> None:
         raise RuntimeError("a bug in the scheduler")
 
-    scheduler.schedule = broken_schedule  # type: ignore[method-assign,assignment]
+    scheduler.schedule = broken_schedule  # type: ignore[method-assign]
     body = json.dumps({"prompt": "x"}).encode()
     status, answer = post(server, "/v1/completions", body)
     assert status == 500 and "a bug in the scheduler" in answer["error"]["message"]

@@ -7,7 +7,6 @@ import random
 
 import pytest
 from fake_runner import FakeRunner, oracle
-
 from vtpu.serving.block_manager import BlockManager
 from vtpu.serving.request import ABORT, ERROR, LENGTH, STOP, Request
 from vtpu.serving.scheduler import Scheduler, SchedulerConfig

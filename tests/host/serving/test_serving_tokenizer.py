@@ -6,7 +6,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from vtpu.serving.chat_template import ChatTemplate, ChatTemplateError
 from vtpu.tokenizer import Tokenizer, TokenizerError
 
