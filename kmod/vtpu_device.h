@@ -68,13 +68,14 @@ struct vtpu_device {
 	unsigned int num_vectors;
 	struct vtpu_vector vectors[VTPU_NUM_MSIX];
 	struct vtpu_hwq *hwq[VTPU_NUM_QUEUES];
+	struct workqueue_struct *submit_wq;
 	struct workqueue_struct *timeout_wq;	/* ordered: one timeout at a time */
 
-	struct mutex hbm_lock;
+	struct mutex hbm_lock;		/* never held while HBM is written */
 	struct drm_mm hbm_mm;		/* hbm_lock */
 	u64 hbm_used;			/* hbm_lock */
 
-	struct mutex reset_lock;
+	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
 	bool wedged;			/* reset_lock: a reset failed, no more jobs */
 

@@ -183,9 +183,29 @@ static int vtpu_map(struct vtpu_device *vdev, struct pci_dev *pdev)
 	return vdev->hbm ? 0 : -ENOMEM;
 }
 
-static void vtpu_timeout_wq_fini(struct drm_device *drm, void *data)
+static void vtpu_wq_fini(struct drm_device *drm, void *data)
 {
 	destroy_workqueue(data);
+}
+
+static int vtpu_wq_init(struct vtpu_device *vdev)
+{
+	int ret;
+
+	/*
+	 * Per CPU and urgent: on the way of every job, where waking another
+	 * CPU would cost more than the work.
+	 */
+	vdev->submit_wq = alloc_workqueue("vtpu-submit", WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
+	if (!vdev->submit_wq)
+		return -ENOMEM;
+	ret = drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->submit_wq);
+	if (ret)
+		return ret;
+	vdev->timeout_wq = alloc_ordered_workqueue("vtpu-timeout", WQ_MEM_RECLAIM);
+	if (!vdev->timeout_wq)
+		return -ENOMEM;
+	return drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->timeout_wq);
 }
 
 static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
@@ -205,10 +225,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = drmm_mutex_init(&vdev->drm, &vdev->reset_lock);
 	if (ret)
 		return ret;
-	vdev->timeout_wq = alloc_ordered_workqueue("vtpu-timeout", WQ_MEM_RECLAIM);
-	if (!vdev->timeout_wq)
-		return -ENOMEM;
-	ret = drmm_add_action_or_reset(&vdev->drm, vtpu_timeout_wq_fini, vdev->timeout_wq);
+	ret = vtpu_wq_init(vdev);
 	if (ret)
 		return ret;
 

@@ -25,7 +25,7 @@ struct vtpu_ring_entry {
 
 /* More than any job's commands, so that jobs queue up in the device. */
 #define VTPU_RING_LOG2		9
-#define VTPU_RING_ENTRIES	(1u << VTPU_RING_LOG2)
+#define VTPU_RING_ENTRIES	BIT(VTPU_RING_LOG2)
 
 /*
  * A hardware queue: as old as the device, lent to one vtpu_queue at a time. Its
@@ -47,9 +47,10 @@ struct vtpu_hwq {
 	dma_addr_t ring_dma;
 	dma_addr_t fence_dma;
 
-	spinlock_t lock;
+	spinlock_t lock;		/* taken by interrupts; innermost */
 	struct vtpu_queue *queue;	/* owner or NULL; set under reset_lock and lock */
 	struct list_head inflight;	/* of vtpu_fence in ring order; lock */
+	unsigned long head_since;	/* jiffies when its first job became that; lock */
 	u64 seq;			/* of the last job pushed; lock */
 	u32 tail;			/* entries produced since ENABLE; lock */
 	bool enabled;			/* takes jobs; lock */

@@ -59,6 +59,7 @@ static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
 {
 	lockdep_assert_held(&fence->hwq->lock);
 	list_del(&fence->link);
+	fence->hwq->head_since = jiffies;
 	if (error)
 		dma_fence_set_error(&fence->base, error);
 	trace_vtpu_job_done(fence->hwq->index, fence->base.seqno, error);
@@ -164,6 +165,15 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 		hwq->ring[(hwq->tail + i) % VTPU_RING_ENTRIES] = job->entries[i];
 	hwq->tail += job->num_entries;
 
+	/*
+	 * The scheduler's timer starts anew with every job, so one that comes
+	 * late is not to prolong the life of one that hangs.
+	 */
+	if (list_empty(&hwq->inflight))
+		hwq->head_since = jiffies;
+	else if (time_after(jiffies, hwq->head_since + hwq->sched.timeout))
+		drm_sched_fault(&hwq->sched);
+
 	/* One reference for the list, one for the scheduler. */
 	list_add_tail(&fence->link, &hwq->inflight);
 	dma_fence_get(&fence->base);
@@ -181,6 +191,21 @@ static void vtpu_free_job(struct drm_sched_job *sched_job)
 {
 	drm_sched_job_cleanup(sched_job);
 	vtpu_job_free(to_vtpu_job(sched_job));
+}
+
+/* Is the job, of whom the scheduler says that it is late, still with the device? */
+static bool vtpu_job_inflight(struct vtpu_hwq *hwq, struct drm_sched_job *sched_job)
+{
+	unsigned long flags;
+	bool inflight;
+
+	/* Signalled jobs wait to be freed, and the queue may have a new owner. */
+	if (dma_fence_is_signaled(&sched_job->s_fence->finished))
+		return false;
+	spin_lock_irqsave(&hwq->lock, flags);
+	inflight = !list_empty(&hwq->inflight);
+	spin_unlock_irqrestore(&hwq->lock, flags);
+	return inflight;
 }
 
 /*
@@ -238,14 +263,13 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 {
 	struct vtpu_hwq *hwq = container_of(sched_job->sched, struct vtpu_hwq, sched);
 	struct vtpu_device *vdev = hwq->vdev;
-	struct dma_fence *finished = &sched_job->s_fence->finished;
 	int idx;
 
 	mutex_lock(&vdev->reset_lock);
 	if (drm_dev_enter(&vdev->drm, &idx)) {
 		/* A lost interrupt is no hang. */
 		vtpu_hwq_complete(hwq);
-		if (!dma_fence_is_signaled(finished) && !vtpu_hwq_starved(hwq))
+		if (vtpu_job_inflight(hwq, sched_job) && !vtpu_hwq_starved(hwq))
 			vtpu_hwq_hang(hwq);
 		drm_dev_exit(idx);
 	} else {
@@ -288,6 +312,7 @@ int vtpu_sched_init(struct vtpu_hwq *hwq)
 {
 	const struct drm_sched_init_args args = {
 		.ops = &vtpu_sched_ops,
+		.submit_wq = hwq->vdev->submit_wq,
 		.num_rqs = DRM_SCHED_PRIORITY_COUNT,
 		.credit_limit = VTPU_RING_ENTRIES,
 		.timeout = msecs_to_jiffies(timeout_ms),

@@ -16,7 +16,7 @@ struct vtpu_file;
 
 /* Addresses that mappings may use: the first 2 MiB catch null pointers. */
 #define VTPU_VA_START	((u64)SZ_2M)
-#define VTPU_VA_END	(1ull << VTPU_VA_BITS)
+#define VTPU_VA_END	BIT_ULL(VTPU_VA_BITS)
 
 /* A table of 512 entries in HBM, with what the driver must know to free it. */
 struct vtpu_pt {
@@ -51,7 +51,7 @@ struct vtpu_vm {
 	 */
 	struct dma_resv resv;
 
-	struct mutex lock;
+	struct mutex lock;		/* MAP and UNMAP, one at a time */
 	struct drm_mm mm;		/* of vtpu_mapping; lock */
 	struct vtpu_pt *root;		/* tables below it; lock */
 };

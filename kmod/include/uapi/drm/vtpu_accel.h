@@ -101,7 +101,8 @@ struct drm_vtpu_vm_destroy {
 
 enum drm_vtpu_vm_bind_op {
 	DRM_VTPU_VM_BIND_MAP = 0,
-	DRM_VTPU_VM_BIND_UNMAP = 1,	/* exactly one earlier MAP's range */
+	/* Exactly one earlier MAP's range; at once, also for jobs in flight. */
+	DRM_VTPU_VM_BIND_UNMAP = 1,
 };
 
 #define DRM_VTPU_VM_READ	(1 << 0)
@@ -130,7 +131,7 @@ struct drm_vtpu_queue_create {
 	__u32 vm_id;		/* in: may not be destroyed before the queue is */
 	__u32 priority;		/* in: enum drm_vtpu_priority */
 	__u32 flags;		/* in: zero */
-	__u32 timeout_ms;	/* in: a job's time limit; 0: the driver's default; at most 600000 */
+	__u32 timeout_ms;	/* in: a job's limit, at most 600000; 0: the driver's default */
 	__u32 queue_id;		/* out */
 	__u32 pad;
 };
