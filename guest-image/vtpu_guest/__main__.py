@@ -23,16 +23,28 @@ DEFAULT_PROMPT = "Explain in two sentences what a tensor processing unit does."
 _SPARE_MEMORY_MB = 1024
 
 
-def _machine(arguments: argparse.Namespace) -> Machine:
-    model = Path(arguments.model).resolve() if getattr(arguments, "model", None) else None
-    if model is not None and not model.is_file():
+def _model_file(arguments: argparse.Namespace) -> Path | None:
+    if not arguments.model:
+        return None
+    model = Path(arguments.model).resolve()
+    if not model.is_file():
         raise StageError(f"there is no model file {model}")
-    images = build(model)
+    return model
+
+
+def _machine(arguments: argparse.Namespace) -> Machine:
+    images = build(_model_file(arguments))
     accelerator = accel.choose()
     print(f"vtpu: accelerator {accelerator.name} ({accelerator.reason})", file=sys.stderr)
     machine = Machine(images=images, accelerator=accelerator)
     checks.need_memory(machine.memory_mb + _SPARE_MEMORY_MB)
     return machine
+
+
+def build_only(arguments: argparse.Namespace) -> int:
+    """Build all images without booting."""
+    build(_model_file(arguments))
+    return 0
 
 
 def _model_name(machine: Machine, arguments: argparse.Namespace) -> str:
@@ -177,7 +189,7 @@ def _parser() -> argparse.ArgumentParser:
     def with_model(command: argparse.ArgumentParser) -> None:
         command.add_argument("--model", help="a GGUF file instead of the default model")
 
-    with_model(add("build", lambda arguments: bool(_machine(arguments)) - 1, "build all images"))
+    with_model(add("build", build_only, build_only.__doc__ or ""))
     command = add("run", run, run.__doc__ or "")
     with_model(command)
     command.add_argument("--prompt", default=DEFAULT_PROMPT)
@@ -212,7 +224,7 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nvtpu: interrupted", file=sys.stderr)
         return 130
-    except (StageError, GuestError, ValueError) as error:
+    except (StageError, GuestError, ValueError, OSError) as error:
         print(f"vtpu: {error}", file=sys.stderr)
         return 1
 

@@ -8,8 +8,8 @@ Parts that do not exist in the checkout are left out.
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
-import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +31,8 @@ PYTHONUNBUFFERED=1
 LD_LIBRARY_PATH=/opt/vtpu/lib
 VTPU_AOT_DIR=/opt/vtpu/aot
 """
+# What modpost writes into a module about the modules that it needs.
+_DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 _COMPILE_PYTHON = "python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash"
 
 
@@ -97,10 +99,8 @@ def _order_modules(roots: Roots, folder: Path) -> None:
     modules = Modules(roots.guest)
     needs: list[str] = []
     for path in own:
-        show = subprocess.run(
-            ["modinfo", "-F", "depends", str(path)], capture_output=True, text=True, check=True
-        )
-        needs += [need for need in show.stdout.strip().split(",") if need]
+        found = _DEPENDS.search(path.read_bytes())
+        needs += [need for need in found[1].decode().split(",") if need] if found else []
     needed = modules.order(need for need in needs if need not in {p.stem for p in own})
     for name in needed:
         (folder / f"{name}.ko").write_bytes(modules.read(name))

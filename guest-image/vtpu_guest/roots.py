@@ -45,6 +45,9 @@ def _make(title: str, target: Path, package_list: str, extra: list[str], source:
                 "--format=directory",
                 '--aptopt=Apt::Install-Recommends "false"',
                 "--aptopt=Acquire::Retries 3",
+                # Keeps a configuration file that a hook wrote, without asking.
+                "--dpkgopt=force-confold",
+                "--verbose",
                 *(f"--dpkgopt=path-exclude=/usr/share/{junk}/*" for junk in ("man", "doc", "locale", "info")),
                 *debian.proxy_options(),
                 f"--include={','.join(packages(package_list))}",
