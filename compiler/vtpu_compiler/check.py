@@ -90,6 +90,7 @@ class _Checker:
     registers: list[int | None] = field(default_factory=lambda: [None] * hw.NUM_SREGS)
     steps: dict[str, list[_Step]] = field(default_factory=lambda: {e: [] for e in _ENGINES})
     signals: dict[int, list[_Step]] = field(default_factory=dict)
+    owners: dict[int, str] = field(default_factory=dict)  # counter -> the engine that signals it
     known: dict[str, int] = field(default_factory=lambda: dict.fromkeys(_ENGINES, 0))
     pc: int = 0
 
@@ -140,9 +141,6 @@ class _Checker:
                 f"waits for counter {instr.wait} to reach {instr.wait_imm}, only "
                 f"{len(signalled)} signals come before"
             )
-        engines = {step.instr.info.engine for step in signalled}
-        if len(engines) > 1:
-            self.fail(f"counter {instr.wait} is signalled by two engines")
         if instr.info.engine == "SEQ" and instr.wait_imm:
             _merge(clock, self.after(signalled[instr.wait_imm - 1]))
 
@@ -162,6 +160,8 @@ class _Checker:
             inside = target % hw.INSTR_BYTES == 0 and target < len(self.instrs) * hw.INSTR_BYTES
             if not inside or target <= self.pc or instr.op == "JMP":
                 self.fail(f"a jump to 0x{target:x}: only branches forwards are understood")
+            if self.instrs[target // hw.INSTR_BYTES].op == "TRAP":
+                return
             # Falling through does all that jumping does, and what it skips must
             # not be relied on.
             for skipped in self.instrs[self.pc // hw.INSTR_BYTES + 1 : target // hw.INSTR_BYTES]:
@@ -169,6 +169,8 @@ class _Checker:
                     self.fail(f"{skipped.op} is skipped, and something may rely on it")
         elif info.operands and info.operands[0][1] == "rd":
             self.registers[instr.operands[0][0]] = self.scalar(instr)
+        elif instr.op == "TRAP":
+            self.fail("the program runs past its end, into a trap")
         elif instr.op != "NOP":
             self.fail(f"{instr.op} is not understood")
 
@@ -216,6 +218,8 @@ class _Checker:
                 self.fail(f"{instr.op} reaches 0x{access.range.end:x}, outside VMEM")
         steps.append(step)
         if instr.signal:
+            if self.owners.setdefault(instr.signal, name) != name:
+                self.fail(f"counter {instr.signal} is signalled by two engines")
             self.signals.setdefault(instr.signal, []).append(step)
 
     def hazards(self, engine: str, step: _Step) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from .passes.plan import Plan
 from .passes.schedule import Schedule
 from .printer import format_graph
 from .reader import METADATA_VERSION
-from .tile import Program
+from .tile import Field, Program
 from .verify import verify
 
 STAGES = ("graph", "canonical", "fused", "lowered", "planned", "scheduled", "machine")
@@ -93,9 +94,10 @@ def compile_graph(
     note("scheduled", program)
     code = options.codegen.run(program)
     note("machine", code)
-    metadata = make_metadata(program, code, options)
+    binary = code.encode()
+    metadata = make_metadata(program, code, binary, options)
     texts = {name: stages[name] for name in options.keep}
-    elf = write_elf(code, metadata, key, program.peak, texts)
+    elf = write_elf(code, binary, metadata, key, texts)
     if options.check:
         from .check import check_executable
 
@@ -112,17 +114,13 @@ def cache_key(graph_text: str, options: Options) -> bytes:
     return digest.digest()
 
 
+@functools.cache
 def compiler_digest() -> str:
     """Of the compiler's own sources, which include the hardware's tables."""
-    if not _DIGEST:
-        digest = hashlib.sha256()
-        for path in sorted(Path(__file__).parent.rglob("*.py")):
-            digest.update(path.read_bytes())
-        _DIGEST.append(digest.hexdigest())
-    return _DIGEST[0]
-
-
-_DIGEST: list[str] = []
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def _format(stage: Stage) -> str:
@@ -139,26 +137,13 @@ def _shape(type_: Type) -> list[int | str]:
     return [size.name if isinstance(size, Dim) else size for size in type_.shape]
 
 
-def make_metadata(program: Program, code: Code, options: Options) -> dict[str, Any]:
+def _dtype(place: Field) -> str:
+    """The words of the launch block itself are unsigned."""
+    return {"length": "u32", "pointer": "u64"}.get(place.kind, place.type.dtype)
+
+
+def make_metadata(program: Program, code: Code, binary: bytes, options: Options) -> dict[str, Any]:
     """What a runtime needs to know to launch the kernel."""
-    binary = code.encode()
-    fields: list[dict[str, Any]] = []
-    for place in program.fields.values():
-        item: dict[str, Any] = {
-            "name": place.name,
-            "kind": place.kind,
-            "offset": place.offset,
-            "bytes": place.bytes,
-            "shape": _shape(place.type),
-            "max_shape": [max_size(size) for size in place.type.shape],
-            "dtype": place.type.dtype,
-        }
-        fields.append(item)
-    types = [place.type for place in program.fields.values()]
-    types += [entry.type for entry in program.states]
-    lengths = {
-        size.name: size.max for type_ in types for size in type_.shape if isinstance(size, Dim)
-    }
     return {
         "version": METADATA_VERSION,
         "isa_version": hw.ISA_VERSION,
@@ -172,8 +157,25 @@ def make_metadata(program: Program, code: Code, options: Options) -> dict[str, A
             }
         },
         "code_sha256": hashlib.sha256(binary).hexdigest(),
-        "launch": {"bytes": program.launch_bytes, "fields": fields},
-        "lengths": lengths,
+        "traps": {str(number): meaning for number, meaning in code.traps.items()},
+        "lengths": {
+            place.name: place.most for place in program.fields.values() if place.kind == "length"
+        },
+        "launch": {
+            "bytes": program.launch_bytes,
+            "fields": [
+                {
+                    "name": place.name,
+                    "kind": place.kind,
+                    "offset": place.offset,
+                    "bytes": place.bytes,
+                    "shape": _shape(place.type),
+                    "max_shape": [max_size(size) for size in place.type.shape],
+                    "dtype": _dtype(place),
+                }
+                for place in program.fields.values()
+            ],
+        },
         "weights": {
             "bytes": program.weight_bytes,
             "entries": [

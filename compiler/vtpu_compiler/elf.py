@@ -54,13 +54,13 @@ class Section:
 
 def write_elf(
     code: Code,
+    binary: bytes,
     metadata: dict[str, Any],
     key: bytes,
-    arena_bytes: int,
     texts: dict[str, str],
 ) -> bytes:
-    """key: the cache key. texts: the IR of each stage to keep, by name."""
-    binary = code.encode()
+    """binary: the code, encoded. key: the cache key. texts: the stages to keep, by name."""
+    arena_bytes = metadata["kernels"][code.name]["vmem_bytes"]
     kd = KD.pack(KD_MAGIC, KD_VERSION, 0, len(binary), len(metadata["arguments"]))
     note = json.dumps(metadata, separators=(",", ":")).encode()
     sections = [

@@ -68,7 +68,7 @@ def format_instr(instr: Instr, symbols: Symbols) -> str:
         for (reg, imm), (label, kind) in zip(instr.operands, info.operands, strict=True)
     ]
     if info.has_aux:
-        parts.append(f"{'aux'}={bits_f32(instr.aux):g}")
+        parts.append(f"aux={bits_f32(instr.aux):g}")
     if info.imm64_fields:
         parts += [f"{key}={value}" for key, value in unpack_imm64(instr.op, instr.imm64).items()]
     elif info.imm64:
@@ -146,6 +146,7 @@ def _header(elf: ElfFile) -> str:
             f"{metadata['launch']['bytes']} bytes",
             "  lengths "
             + ", ".join(f"{name} <= {most}" for name, most in metadata["lengths"].items()),
+            *(f"  trap {code}: {meaning}" for code, meaning in metadata["traps"].items()),
             "",
         ]
     )

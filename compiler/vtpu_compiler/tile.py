@@ -126,13 +126,17 @@ class TileOp:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A place in the launch block. kind: input, output, length or pointer."""
+    """A place in the launch block. kind: input, output, length or pointer.
+
+    most: the maximum of a length.
+    """
 
     name: str
     kind: str
     offset: int
     type: Type
     bytes: int
+    most: int = 0
 
 
 @dataclass(frozen=True, slots=True)

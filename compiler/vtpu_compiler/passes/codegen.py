@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from .. import hw
 from ..asm import Instr, encode, f32_bits, pack_imm64
@@ -25,10 +25,11 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Code:
-    """A finished kernel."""
+    """A finished kernel. traps: what each code of a TRAP instruction means."""
 
     name: str
     lines: tuple[Line, ...]
+    traps: dict[int, str]
 
     def encode(self) -> bytes:
         return b"".join(encode(line.instr) for line in self.lines)
@@ -55,6 +56,7 @@ class _Generator:
     loaded: dict[str, int] = field(default_factory=dict)  # launch field -> register
     addresses: dict[int, int] = field(default_factory=dict)  # slot bytes -> register
     strides: dict[int, int] = field(default_factory=dict)  # slot bytes -> register of the product
+    guards: dict[str, int] = field(default_factory=dict)  # length -> line that checks it
     loc: Location = UNKNOWN
     source: str = ""
 
@@ -70,7 +72,22 @@ class _Generator:
             self.emit(instr)
         self.loc, self.source = UNKNOWN, "end"
         self.emit(Instr("HALT"))
-        return Code(self.program.name, tuple(self.lines))
+        meanings = self.traps()
+        return Code(self.program.name, tuple(self.lines), meanings)
+
+    def traps(self) -> dict[int, str]:
+        """A trap a length, behind the end, and the guards' branches to them."""
+        meanings: dict[int, str] = {}
+        for code, (name, index) in enumerate(self.guards.items(), 1):
+            guard = self.lines[index]
+            target = (0, len(self.lines) * hw.INSTR_BYTES)
+            patched = replace(guard.instr, operands=(*guard.instr.operands[:2], target))
+            self.lines[index] = replace(guard, instr=patched)
+            self.source = f"{name} out of range"
+            self.emit(Instr("TRAP", ((0, code),)))
+            most = self.program.fields[name].most
+            meanings[code] = f"the launch block's length {name} is greater than {most}"
+        return meanings
 
     def emit(self, instr: Instr) -> None:
         self.lines.append(Line(instr, self.loc, self.source))
@@ -123,6 +140,10 @@ class _Generator:
             mode = "U64" if place.kind == "pointer" else "U32"
             address = (self.argument("launch"), place.offset)
             self.emit(Instr("LD", ((register, 0), address), mode=hw.OPS["LD"].modes[mode]))
+            if place.kind == "length":
+                # VMEM is planned for the maximum: more would overwrite other buffers.
+                self.guards[name] = len(self.lines)
+                self.emit(Instr("BLT", ((0, place.most), (register, 0), (0, 0))))
         return register
 
     def state_address(self, place: Global) -> int:

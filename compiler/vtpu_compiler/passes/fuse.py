@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..ir import Graph, Op, Type, Value
+from ..ops import LEAVES
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +140,24 @@ def _accumulates(
     add: Op, x: Value, product: Value, users: dict[Value, list[Op]], place: dict[Op, int]
 ) -> bool:
     """Whether the product may be added onto x where x lies."""
-    if product.op.name != "matmul" or users[product] != [add] or x is product:
+    if product.op.name != "matmul" or users[product] != [add]:
         return False
     # A slice is a view of something else, a leaf is not ours to overwrite.
-    if x.op.name in ("slice", "param", "input", "state") or x.dtype != "f32":
+    if x.op.name in ("slice", *LEAVES) or _whole(product.op.operands[0]) is x:
         return False
-    return all(user is add or place[user] < place[add] for user in users[x]) and not any(
-        _views_after(user, place[add], users, place) for user in users[x]
-    )
+    # An output may be stored at the very end.
+    return all(user is add or _done(user, place[add], users, place) for user in users[x])
 
 
-def _views_after(op: Op, at: int, users: dict[Value, list[Op]], place: dict[Op, int]) -> bool:
-    """Whether a slice of the value is read after position at."""
-    if op.name != "slice":
-        return False
-    return any(place[user] > at or _views_after(user, at, users, place) for user in users[op.value])
+def _whole(value: Value) -> Value:
+    """What a slice is a view of."""
+    while value.op.name == "slice":
+        value = value.op.operands[0]
+    return value
+
+
+def _done(op: Op, at: int, users: dict[Value, list[Op]], place: dict[Op, int]) -> bool:
+    """Whether the operation has read its operands before position at."""
+    if op.name == "slice":
+        return all(_done(user, at, users, place) for user in users[op.value])
+    return op.name != "output" and place[op] < at

@@ -144,7 +144,13 @@ class _Lowering:
             raise CompileError(f"a weight must be a param, not {value.op.name}")
         return Global("weights", self.storage.entry(value).offset)
 
-    def state(self, value: Value) -> Global:
+    def state(self, op: Op, value: Value) -> Global:
+        """Where a state lies, for op to use it as it is at value."""
+        for user in self.users[value]:
+            if user is op:
+                break
+            if user.name == "scatter_rows":  # which updates it in place
+                raise CompileError("it uses a state that was already updated")
         while value.op.name == "scatter_rows":
             value = value.op.operands[0]
         if value.op.name != "state":
@@ -174,8 +180,7 @@ def _leaf(lower: _Lowering, op: Op) -> None:
 
 def _gather_rows(lower: _Lowering, op: Op) -> None:
     table, index = op.operands
-    rows = table.shape[0]
-    operands: dict[str, Operand] = {"index": lower.view(index)}
+    indices = lower.view(index)
     dst = lower.matrix(op)
     lower.emit(
         op,
@@ -183,10 +188,10 @@ def _gather_rows(lower: _Lowering, op: Op) -> None:
         {
             "dst": dst,
             "table": lower.weight(table),
-            **operands,
+            "index": indices,
             "count": dst.rows,
             "width": op.value.width(),
-            "table_rows": rows,
+            "table_rows": table.shape[0],
             "dst_stride": dst.stride,
         },
         fmt=table.dtype.upper(),
@@ -312,7 +317,7 @@ def _scatter_rows(lower: _Lowering, op: Op) -> None:
         op,
         "DMA_SCATTER",
         {
-            "table": lower.state(state),
+            "table": lower.state(op, state),
             "src": src,
             "index": lower.view(index),
             "count": src.rows,
@@ -329,11 +334,7 @@ def _paged_attention(lower: _Lowering, op: Op) -> None:
     src = lower.view(q)
     if not src.dense:
         raise CompileError("q must be dense, not a slice")
-    _check_state_order(lower, op)
-    operands: dict[str, Operand] = {
-        "row_info": lower.view(row_info),
-        "block_tables": lower.view(tables),
-    }
+    info, blocks = lower.view(row_info), lower.view(tables)
     dst = lower.matrix(op)
     lower.emit(
         op,
@@ -341,10 +342,11 @@ def _paged_attention(lower: _Lowering, op: Op) -> None:
         {
             "dst": dst,
             "q": src,
-            "k_cache": lower.state(key),
-            "v_cache": lower.state(value),
+            "k_cache": lower.state(op, key),
+            "v_cache": lower.state(op, value),
             "rows": dst.rows,
-            **operands,
+            "row_info": info,
+            "block_tables": blocks,
             "num_slots": lower.storage.slots,
         },
         fmt=key.dtype.upper(),
@@ -357,15 +359,6 @@ def _paged_attention(lower: _Lowering, op: Op) -> None:
             "max_blocks": tables.width(),
         },
     )
-
-
-def _check_state_order(lower: _Lowering, op: Op) -> None:
-    """States are updated in place: an old one must not be read after its update."""
-    place = lower.graph.ops.index(op)
-    for state in op.operands[1:3]:
-        for user in lower.users[state]:
-            if user.name == "scatter_rows" and lower.graph.ops.index(user) < place:
-                raise CompileError("it reads a state that was already updated")
 
 
 def _take_rows(lower: _Lowering, op: Op) -> None:

@@ -59,12 +59,12 @@ def _launch(graph: Graph, small_inputs: int) -> tuple[dict[str, Field], int, tup
     fields: dict[str, Field] = {}
     at = 0
 
-    def add(name: str, kind: str, type_: Type, size: int, align: int) -> None:
+    def add(name: str, kind: str, type_: Type, size: int, align: int, most: int = 0) -> None:
         nonlocal at
         if name in fields:
             raise CompileError(f"the launch block has two fields {name!r}")
         at = -(-at // align) * align
-        fields[name] = Field(name, kind, at, type_, size)
+        fields[name] = Field(name, kind, at, type_, size, most)
         at += size
 
     dims = {
@@ -80,7 +80,7 @@ def _launch(graph: Graph, small_inputs: int) -> tuple[dict[str, Field], int, tup
     )
     outputs = [op for op in graph.ops if op.name == "output"]
     for dim in dims.values():
-        add(dim.name, "length", Type((), "i32"), 4, 4)
+        add(dim.name, "length", Type((), "i32"), 4, 4, dim.max)
     for op in outputs:
         if op.attrs.get("indirect"):
             add(f"{op.attrs['name']}_va", "pointer", op.operands[0].type, 8, 8)

@@ -101,6 +101,11 @@ class Machine:
         elif instr.op == "BEQ":
             if values["a"] == values["b"]:
                 self.pc = values["target"]
+        elif instr.op == "BLT":
+            if values["a"] < values["b"]:
+                self.pc = values["target"]
+        elif instr.op == "TRAP":
+            raise DeviceFaultError(f"trap {values['code']}")
         elif instr.op not in ("NOP", "SYNC"):
             raise DeviceFaultError(f"{instr.op} is not simulated")
         if result is not None:

@@ -346,6 +346,23 @@ def test_what_the_device_cannot_do_is_named(build, message: str) -> None:
         compile_graph(g)
 
 
+@pytest.mark.parametrize("second", ["scatter", "attend"])
+def test_a_state_that_was_updated_cannot_be_used(second: str) -> None:
+    g = Graph("g")
+    rows = Dim("T", 8)
+    x, index = g.input("x", (rows, 64), "f32"), g.input("i", (rows,), "i32")
+    old = g.state("s", (Dim("N", 64), 64), "f16")
+    new = g.scatter_rows(old, x, index)
+    if second == "scatter":
+        g.scatter_rows(old, x, index)
+    else:
+        info, tables = g.input("info", (rows, 2), "i32"), g.input("b", (4, 4), "i32")
+        shape = {"heads": 1, "kv_heads": 1, "head_dim": 64, "block_size": 4, "scale": 1.0}
+        g.output("y", g.paged_attention(x, new, old, info, tables, **shape))
+    with pytest.raises(CompileError, match="already updated"):
+        compile_graph(g)
+
+
 def test_two_waits_become_a_wait_of_the_sequencer() -> None:
     """An addition that needs a fresh load and a fresh product."""
     g = Graph("g")

@@ -11,7 +11,7 @@ from damage import strip_waits
 from isa_machine import ARGUMENT_SPACE, DeviceFaultError, Machine
 from llama_graph import Config, llama
 from stepping import Sequence, Stepper
-from vtpu_compiler import Options, compile_graph
+from vtpu_compiler import Dim, Graph, Options, compile_graph
 from vtpu_compiler.passes.fuse import Fuse
 from vtpu_compiler.passes.schedule import Schedule
 
@@ -142,6 +142,26 @@ def test_a_bad_index_faults() -> None:
     sequence.tokens[1] = config.vocab
     with pytest.raises(DeviceFaultError, match="gather"):
         stepper.step([(sequence, 3)], logits_va=LOGITS_VA)
+
+
+def test_a_length_above_its_maximum_traps() -> None:
+    config = Config()
+    stepper = make(config)
+    work = [(sequence, 7) for sequence in sequences(config, [7] * 4)]
+    assert config.max_tokens < 4 * 7
+    with pytest.raises(DeviceFaultError, match="trap") as caught:
+        stepper.step(work, logits_va=LOGITS_VA)
+    meaning = stepper.executable.metadata["traps"][str(caught.value).split()[-1]]
+    assert meaning == "the launch block's length T is greater than 24"
+
+
+def test_accumulation_never_lands_on_what_it_reads() -> None:
+    """x + matmul(x): in place, the product would read what it overwrites."""
+    g = Graph("g")
+    x = g.gather_rows(g.param("t", (16, 64), "f32"), g.input("i", (Dim("T", 4),), "i32"))
+    g.output("y", g.add(x, g.matmul(x, g.param("w", (64, 64), "q8_0"))))
+    code = compile_graph(g).stages["machine"]
+    assert "ACCUMULATE" not in code and "V_ADD" in code
 
 
 def test_the_machine_exposes_missing_waits() -> None:

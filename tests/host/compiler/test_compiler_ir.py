@@ -185,6 +185,15 @@ def test_no_accumulation_onto_a_slice_or_an_input() -> None:
     assert "matmul_add" not in names(Fuse().run(g))
 
 
+def test_no_accumulation_onto_what_is_stored_in_the_end() -> None:
+    g, x = x_and_graph()
+    h = g.mul(x, x)
+    product = g.matmul(x, g.param("w", (64, 64), "q4_1"))
+    g.output("h", h, indirect=True)
+    g.output("sum", g.add(h, product))
+    assert "matmul_add" not in names(Fuse().run(g))
+
+
 def test_tied_weights_are_not_copied() -> None:
     g, x = x_and_graph()
     shared, other = g.param("shared", (64, 64), "q4_1"), g.param("other", (64, 64), "q4_1")
