@@ -18,6 +18,7 @@ from .passes.canonicalise import Canonicalise
 from .passes.codegen import Code, Codegen
 from .passes.fuse import Fuse
 from .passes.lower import Lower
+from .passes.narrow import Narrow
 from .passes.plan import Plan
 from .passes.schedule import Schedule
 from .printer import format_graph
@@ -25,7 +26,7 @@ from .reader import METADATA_VERSION
 from .tile import Field, Program
 from .verify import verify
 
-STAGES = ("graph", "canonical", "fused", "lowered", "planned", "scheduled", "machine")
+STAGES = ("graph", "canonical", "narrow", "fused", "lowered", "planned", "scheduled", "machine")
 Stage = Graph | Program | Code
 
 
@@ -38,6 +39,7 @@ class Options:
     """
 
     canonicalise: Canonicalise = field(default_factory=Canonicalise)
+    narrow: Narrow = field(default_factory=Narrow)
     fuse: Fuse = field(default_factory=Fuse)
     lower: Lower = field(default_factory=Lower)
     plan: Plan = field(default_factory=Plan)
@@ -83,6 +85,8 @@ def compile_graph(
     key = cache_key(stages["graph"], options)
     graph = options.canonicalise.run(graph)
     note("canonical", graph)
+    graph = options.narrow.run(graph)
+    note("narrow", graph)
     graph = options.fuse.run(graph)
     verify(graph)
     note("fused", graph)

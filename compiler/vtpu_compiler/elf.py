@@ -158,8 +158,8 @@ def _assemble(sections: list[Section], header_bytes: int) -> bytes:
     )
     ident = b"\x7fELF" + bytes((2, 1, 1)) + bytes(9)  # 64 bit, little endian, version 1
     header = EHDR.pack(
-        ident, ET_DYN, MACHINE, 1, text.offset, EHDR.size, end, 0, EHDR.size, PHDR.size, 3,
-        SHDR.size, len(sections) + 1, len(sections),
+        ident, ET_DYN, MACHINE, 1, text.offset, EHDR.size, end, hw.ISA_VERSION,
+        EHDR.size, PHDR.size, 3, SHDR.size, len(sections) + 1, len(sections),
     )  # fmt: skip
     out = bytearray(header + segments)
     for section in sections:

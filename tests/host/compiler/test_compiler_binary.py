@@ -202,7 +202,7 @@ def test_objdump_names_weights_lengths_and_modules(small) -> None:
 
 def test_every_stage_prints(small) -> None:
     assert list(small.stages) == [
-        "graph", "canonical", "fused", "lowered", "planned", "scheduled", "machine",
+        "graph", "canonical", "narrow", "fused", "lowered", "planned", "scheduled", "machine",
     ]  # fmt: skip
     assert "wait c" in small.stages["scheduled"] and "wait c" not in small.stages["planned"]
     assert " at 0x" in small.stages["planned"] and " at 0x" not in small.stages["lowered"]

@@ -16,7 +16,9 @@ from llama_graph import Config, llama
 from stepping import Sequence, Stepper
 from test_compiler_execution import compare as compare_exactly
 from test_compiler_execution import sequences
-from vtpu_compiler import compile_graph, read_elf
+from vtpu_compiler import Options, compile_graph, read_elf
+from vtpu_compiler.passes.fuse import Fuse
+from vtpu_compiler.passes.narrow import Narrow
 
 REPO = Path(__file__).parents[3]
 sys.path.append(str(REPO / "tests" / "host" / "device"))
@@ -46,14 +48,14 @@ def core():
 class Device:
     """Runs a stepper's executable; keeps weights and states in HBM between steps."""
 
-    def __init__(self, core, config: Config, seed: int) -> None:
+    def __init__(self, core, config: Config, seed: int, options: Options | None) -> None:
         harness, library = core
         self.machine = harness.Machine(library, hbm_bytes=64 << 20, seed=seed)
         self.machine.identity()
         self.machine.enable()
         self.queue = harness.Queue(self.machine)
         graph = llama(config)
-        self.executable = compile_graph(graph)
+        self.executable = compile_graph(graph, options)
         self.elf = read_elf(self.executable.elf)
         self.stepper = Stepper(config, graph, self.executable, self.run)
         self.places = [
@@ -85,8 +87,8 @@ class Device:
 def open_device(core) -> Iterator:
     opened: list[Device] = []
 
-    def make(config: Config, seed: int = 0) -> Device:
-        opened.append(Device(core, config, seed))
+    def make(config: Config, seed: int = 0, options: Options | None = None) -> Device:
+        opened.append(Device(core, config, seed, options))
         return opened[-1]
 
     yield make
@@ -136,6 +138,17 @@ def test_results_are_the_same_bits_in_any_batch_chunking_and_order(open_device) 
         row = found["logits"][-1].tobytes(), found["samples"][-1].tobytes()
         wanted = wanted or row
         assert row == wanted
+
+
+def test_narrowing_and_fusion_change_no_bit(open_device) -> None:
+    plain = Options(narrow=Narrow(rows=False), fuse=Fuse(siblings=False, epilogue=False))
+    results = []
+    for options in (plain, Options(narrow=Narrow(rows=False)), Options()):
+        device = open_device(Config(), options=options)
+        first, second = sequences(Config(), [13, 6])
+        found, _ = device.step([(first, 13), (second, 5)])
+        results.append((found["logits"].tobytes(), found["samples"].tobytes()))
+    assert results[0] == results[1] == results[2]
 
 
 def test_unwanted_logits_are_not_stored(open_device) -> None:

@@ -12,6 +12,7 @@ from vtpu_compiler.ir import Type, Value
 from vtpu_compiler.parser import parse_graph
 from vtpu_compiler.passes.canonicalise import Canonicalise
 from vtpu_compiler.passes.fuse import Fuse
+from vtpu_compiler.passes.narrow import Narrow
 from vtpu_compiler.printer import format_graph
 from vtpu_compiler.verify import verify
 
@@ -153,6 +154,41 @@ def test_slices_fold_and_equal_operations_merge() -> None:
     graph = Canonicalise().run(g)
     assert names(graph) == ["slice", "add", "output"]
     assert graph.ops[1].attrs == {"start": 32, "size": 16}
+
+
+def test_the_last_layer_computes_only_the_rows_to_sample() -> None:
+    graph = Narrow().run(Canonicalise().run(llama()))
+    verify(graph)
+    rows = {
+        op.name: op.value.shape[0].name
+        for op in graph.ops
+        if op.loc.module.startswith("model.layers.1.") and op.name not in ("param", "state")
+    }
+    assert {name for name, length in rows.items() if length == "R"} == {
+        "take_rows", "matmul", "add", "rms_norm", "silu", "mul",
+    }  # fmt: skip
+    assert rows["paged_attention"] == rows["rope"] == "T"
+    first = [op for op in graph.ops if op.loc.module.startswith("model.layers.0.")]
+    assert all(op.value.shape[0] != Dim("R", 5) for op in first)
+    assert names(graph).count("take_rows") == 2
+
+
+def test_rows_that_something_else_needs_are_all_computed() -> None:
+    g, x = x_and_graph()
+    y = g.mul(x, x)
+    g.output("some", g.take_rows(y, g.input("i", (Dim("R", 4),), "i32")))
+    g.output("all", y)
+    graph = Narrow().run(g)
+    assert names(graph) == names(g)
+
+
+def test_rows_taken_by_two_indices_are_all_computed() -> None:
+    g, x = x_and_graph()
+    i, j = (g.input(name, (Dim("R", 4),), "i32") for name in "ij")
+    y = g.mul(x, x)
+    g.output("a", g.take_rows(y, i))
+    g.output("b", g.take_rows(y, j))
+    assert names(Narrow().run(g)) == names(g)
 
 
 def test_fusion_of_a_llama_layer() -> None:
