@@ -22,10 +22,10 @@ from .venv import venv_python
 
 _REQUIREMENTS = GUEST_IMAGE / "requirements-guest.txt"
 _PYTHON = [REPO / "python/vtpu", REPO / "compiler/vtpu_compiler"]
-_NATIVE = ["kmod", "libtpurt", "qemu-device/include", "qemu-device/core", "python/vtpu"]
+_NATIVE = ["kmod", "libtpurt", "qemu-device/include", "qemu-device/core", "python/vtpu/runtime"]
 # Paths inside the guest, and what every process there finds in its environment.
 _ENVIRONMENT = """\
-PYTHONPATH=/opt/vtpu/python:/opt/vtpu/site
+PYTHONPATH=/opt/vtpu/python:/opt/vtpu/native:/opt/vtpu/site
 PYTHONDONTWRITEBYTECODE=1
 PYTHONUNBUFFERED=1
 LD_LIBRARY_PATH=/opt/vtpu/lib
@@ -140,8 +140,7 @@ def _site_packages(build: Path) -> Path:
 
 def _native(roots: Roots) -> Path:
     """The driver, the runtime and its Python binding, compiled in the build root."""
-    sources = [REPO / name for name in _NATIVE if name != "python/vtpu"]
-    sources += sorted((REPO / "python/vtpu").glob("**/*_build.py"))
+    sources = [REPO / name for name in _NATIVE]
     script = GUEST_IMAGE / "build-native"
     target = cache_dir() / f"native-{key(roots.build.name, script, *sources)}"
     if not target.is_dir():
