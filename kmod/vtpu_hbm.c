@@ -31,7 +31,9 @@ static int vtpu_hbm_clear(struct vtpu_device *vdev, u64 start, u64 size)
 	while (size) {
 		size_t chunk = min_t(u64, size, SZ_1M);
 
-		memset_io(vdev->hbm + start, 0, chunk);
+		/* Whole words: memset_io() may go byte by byte, as emulators do too. */
+		for (size_t i = 0; i < chunk; i += sizeof(u64))
+			__raw_writeq(0, vdev->hbm + start + i);
 		start += chunk;
 		size -= chunk;
 		cond_resched();

@@ -6,6 +6,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import glob
 import mmap
 import os
 import struct
@@ -13,7 +14,7 @@ import time
 from contextlib import contextmanager
 from typing import Any
 
-DEVICE = "/dev/accel/accel0"
+DEVICES = "/dev/accel/accel*"
 PAGE, HUGE = 4096, 2 << 20
 HBM = 1
 READ, WRITE, EXEC = 1, 2, 4
@@ -60,6 +61,7 @@ IOCTLS = {
     "syncobj_create": (_RW, 0xBF, "II", "handle flags"),
     "syncobj_destroy": (_RW, 0xC0, "II", "handle pad"),
     "syncobj_handle_to_fd": (_RW, 0xC1, "IIiI", "handle flags fd pad"),
+    "syncobj_fd_to_handle": (_RW, 0xC2, "IIiI", "handle flags fd pad"),
     "syncobj_wait": (
         _RW,
         0xC3,
@@ -77,6 +79,14 @@ IOCTLS = {
 }
 
 
+def node() -> str:
+    """The device's node. Its number is another while an old file is still open."""
+    found = sorted(glob.glob(DEVICES))
+    if not found:
+        raise FileNotFoundError(errno.ENOENT, "no device node", DEVICES)
+    return found[0]
+
+
 class Result(dict):
     __getattr__ = dict.__getitem__
 
@@ -84,6 +94,13 @@ class Result(dict):
 def ioctl_code(name: str) -> int:
     direction, number, layout, _ = IOCTLS[name]
     return _code(direction, ord("d"), number, struct.calcsize("<" + layout))
+
+
+def sync_file_state(fd: int) -> int:
+    """1 signalled, 0 pending, or -errno."""
+    data = bytearray(struct.pack("<32siIIIQ", b"", 0, 0, 0, 0, 0))
+    fcntl.ioctl(fd, _code(3, ord(">"), 4, len(data)), data)
+    return struct.unpack("<32siIIIQ", data)[1]
 
 
 @contextmanager
@@ -144,7 +161,7 @@ class Device:
     """An open file of the device."""
 
     def __init__(self) -> None:
-        self.fd = os.open(DEVICE, os.O_RDWR | os.O_CLOEXEC)
+        self.fd = os.open(node(), os.O_RDWR | os.O_CLOEXEC)
 
     def close(self) -> None:
         if self.fd >= 0:
@@ -270,12 +287,10 @@ class Device:
         )
 
     def fence_error(self, syncobj: int) -> int:
-        """The fence's state through a sync_file: 1 signalled, 0 pending, or -errno."""
+        """The state of its fence, through a sync_file."""
         fd = self.call("syncobj_handle_to_fd", handle=syncobj, flags=1).fd
         try:
-            data = bytearray(struct.pack("<32siIIIQ", b"", 0, 0, 0, 0, 0))
-            fcntl.ioctl(fd, _code(3, ord(">"), 4, len(data)), data)
-            return struct.unpack("<32siIIIQ", data)[1]
+            return sync_file_state(fd)
         finally:
             os.close(fd)
 

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""What the driver makes of a device that misbehaves, by QEMU's monitor."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from cases import FOLDER
+
+DEVICE = "/machine/peripheral/vtpu0"
+pytestmark = pytest.mark.guest
+
+
+def inject(guest: Any, name: str, value: object) -> None:
+    guest.qmp("qom-set", path=DEVICE, property=name, value=value)
+
+
+def python(guest: Any, body: str) -> None:
+    """Runs lines in the guest, with a Setup `dev` and the raw interface at hand."""
+    lines = "\n".join(f"    {line}" for line in body.strip().splitlines())
+    script = f"""
+import sys, errno, time
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from cases import Setup
+with Setup(timeout_ms=400) as dev:
+{lines}
+"""
+    guest.run(["python3", "-c", script], timeout=60).check()
+
+
+def test_a_lost_interrupt_is_no_hang(guest: Any) -> None:
+    """The job's timeout finds it finished; the queue lives on."""
+    inject(guest, "inject-irq-loss", 1)
+    python(
+        guest,
+        """
+before = dev.resets()
+dev.finish_ok([raw.fill(dev.host_va, 4, 7)])
+assert dev.host_map[0] == 7
+assert dev.state(dev.queue_id).status == raw.OK
+dev.finish_ok([raw.nop()])
+assert dev.resets() == before
+""",
+    )
+
+
+def test_an_injected_hang_ends_its_queue_alone(guest: Any) -> None:
+    inject(guest, "inject-hang", True)
+    python(
+        guest,
+        """
+program = dev.run(raw.HALT)
+got = dev.finish(dev.queue_id, [program])
+assert got == -errno.ETIMEDOUT, got
+assert dev.state(dev.queue_id).status == raw.HUNG
+other = dev.queue(dev.vm_id)
+assert dev.finish(other, [program]) == 1
+""",
+    )
+
+
+UNPLUG = f"""
+import sys, errno, time
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from cases import Setup, until
+
+def gone():
+    try:
+        dev.info()
+    except OSError as error:
+        assert error.errno == errno.ENODEV
+        return True
+    return False
+
+with Setup(timeout_ms=30000) as dev:
+    sync = dev.syncobj()
+    dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(sync, raw.SYNC_SIGNAL, 0)])
+    fd = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
+    dev.hbm_map[0] = 1
+    print("ready", flush=True)
+    until(gone, 20, "the device is gone")
+    assert raw.sync_file_state(fd) == -errno.ENODEV
+    assert dev.hbm_map[0] in (0, 1)
+print("survived", flush=True)
+"""
+
+
+def wait_for(guest: Any, condition: str) -> None:
+    """A shell condition in the guest, for up to 20 seconds."""
+    guest.run(
+        f"for i in $(seq 200); do {condition} && exit 0; sleep 0.1; done; "
+        f"cat {FOLDER}/unplug.log >&2; exit 1",
+        timeout=60,
+    ).check()
+
+
+def test_the_device_is_unplugged_and_comes_back(guest: Any) -> None:
+    """A program's file and mapping outlive the hardware."""
+    guest.put(UNPLUG.encode(), f"{FOLDER}/unplug.py")
+    guest.run(f"cd {FOLDER}; python3 unplug.py >unplug.log 2>&1 </dev/null &").check()
+    wait_for(guest, f"grep -q ready {FOLDER}/unplug.log")
+    guest.qmp("device_del", id="vtpu0")
+    wait_for(guest, f"grep -q survived {FOLDER}/unplug.log")
+    guest.qmp("device_add", driver="vtpu", id="vtpu0", bus="vtpu-port")
+    wait_for(guest, "test -e /dev/accel/accel0")
+    python(guest, "dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])")
+    messages = guest.run(["dmesg"]).text
+    for bad in ("WARNING:", "BUG:", "Oops"):
+        assert bad not in messages, messages[-3000:]
