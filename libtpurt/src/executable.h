@@ -4,7 +4,7 @@
 
 #include <vtpu_hw.h>
 
-#include "elf.h"
+#include "elf_image.h"
 #include "internal.h"
 
 struct tpurt_executable {

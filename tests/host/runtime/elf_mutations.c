@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "elf.h"
+#include "elf_image.h"
 #include "error.h"
 
 static uint64_t seed = 1;

@@ -44,7 +44,7 @@ def test_damaged_executables_stay_in_bounds(tmp_path: Path) -> None:
             {"main": code, "other": code}, ["word"], pc_map=programs.operation_map(records)
         )
     )
-    sources = [LIBRARY / "src" / name for name in ("elf.c", "error.c")]
+    sources = [LIBRARY / "src" / name for name in ("elf_image.c", "error.c")]
     program = build(tmp_path / "elf_mutations", HERE / "elf_mutations.c", *sources)
     done = subprocess.run([program, image, "100000"], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -61,7 +61,7 @@ int main(void)
     int round = 0;
 
     CHECK(rt_va_init(&va, START, START + PAGES * PAGE));
-    for (round = 0; round < 200000; round++) {
+    for (round = 0; round < 50000; round++) {
         int i = (int)next(LIVE);
 
         if (live[i].bytes) {

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: MIT */
-#include "elf.h"
+#include "elf_image.h"
 
 #include <elf.h>
 #include <inttypes.h>
