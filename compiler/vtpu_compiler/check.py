@@ -53,11 +53,15 @@ class _Range:
 
 @dataclass(frozen=True, slots=True)
 class _Access:
-    """key: a place in HBM that is written as well as read, or None for VMEM."""
+    """key: a place in HBM that is written as well as read, or None for VMEM.
+
+    source: the global address that a load's bytes come from.
+    """
 
     write: bool
     range: _Range | None = None
     key: int | None = None
+    source: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -276,8 +280,11 @@ def _accesses(checker: _Checker, instr: Instr) -> list[_Access]:
     if op in ("DMA_LOAD", "DMA_STORE"):
         name, place = ("dst", "src") if op == "DMA_LOAD" else ("src", "dst")
         bytes_ = get("row_bytes")
-        found = [vmem(name, get("rows"), bytes_, get(f"{name}_stride"), op == "DMA_LOAD")]
-        if op == "DMA_STORE":
+        range_ = _Range(get(name), get("rows"), bytes_, get(f"{name}_stride"))
+        if op == "DMA_LOAD":
+            found = [_Access(True, range_, source=get(place))]
+        else:
+            found = [_Access(False, range_)]
             found.append(_Access(True, key=get(place)))
     elif op == "DMA_GATHER":
         count = get("count")
@@ -329,12 +336,16 @@ def _accesses(checker: _Checker, instr: Instr) -> list[_Access]:
 
 
 def _loaded(checker: _Checker, address: int) -> int:
-    """Bytes from address to the end of what was loaded there last, which is how
-    far an operand may reach whose extent the instruction does not say."""
+    """Bytes of the launch block's input that was loaded to address: how far an
+    operand reaches whose extent the instruction does not say."""
+    launch = (checker.metadata["arguments"].index("launch") + 1) << _ARGUMENT_SHIFT
     for step in reversed(checker.steps["DMA"]):
         for access in step.accesses:
             found = access.range
             if access.write and found is not None and found.start <= address < found.end:
-                return found.end - address
-    checker.fail(f"nothing was loaded to 0x{address:x}")
+                offset = access.source - launch + address - found.start
+                for place in checker.metadata["launch"]["fields"]:
+                    if place["offset"] == offset and place["kind"] == "input":
+                        return int(place["bytes"])
+    checker.fail(f"no input was loaded to 0x{address:x}")
     return 0

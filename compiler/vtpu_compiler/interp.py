@@ -90,7 +90,7 @@ def _slice(op: Op, x: Array) -> Array:
 
 def _rope(op: Op, x: Array, cos_sin: Array) -> Array:
     head_dim = op.int_attr("head_dim")
-    heads = x.reshape(len(x), -1, head_dim)
+    heads = x.reshape(len(x), x.shape[1] // head_dim, head_dim)
     half = head_dim // 2
     cos, sin = cos_sin[:, None, :half], cos_sin[:, None, half:]
     pairs = op.attrs["mode"] == "pairs"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Dead code, whole and nested slices, equal operations."""
+"""Dead code, whole and nested slices, silu(a) * b, equal operations."""
 
 from __future__ import annotations
 
@@ -47,6 +47,8 @@ def _copy(op: Op, operands: list[Value]) -> Op:
 
 def _simplify(op: Op) -> Value | None:
     """The value that op is equal to, or None; may rewrite op in place."""
+    if op.name == "mul":
+        _silu_mul(op)
     if op.name != "slice":
         return None
     source = op.operands[0]
@@ -57,6 +59,15 @@ def _simplify(op: Op) -> Value | None:
     if op.value.type == source.type:
         return source
     return None
+
+
+def _silu_mul(op: Op) -> None:
+    """What the device has one operation for, and no other way to compute silu."""
+    for gate, up in (op.operands, op.operands[::-1]):
+        if gate.op.name == "silu":
+            op.name = "silu_mul"
+            op.operands = [gate.op.operands[0], up]
+            return
 
 
 def _live(ops: list[Op]) -> list[Op]:

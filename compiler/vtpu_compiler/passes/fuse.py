@@ -2,7 +2,6 @@
 """Fewer, larger operations: what the device does in one instruction.
 
 - matmuls of one x: one matmul over the rows of all weights, and slices
-- silu(a) * b: silu_mul
 - x + matmul(...), x unused afterwards: matmul_add, in place on x
 """
 
@@ -16,17 +15,14 @@ from ..ops import LEAVES
 
 @dataclass(frozen=True, slots=True)
 class Fuse:
-    """siblings: matmuls of one x. activation: silu_mul. epilogue: matmul_add."""
+    """siblings: matmuls of one x. epilogue: matmul_add."""
 
     siblings: bool = True
-    activation: bool = True
     epilogue: bool = True
 
     def run(self, graph: Graph) -> Graph:
         if self.siblings:
             graph = _siblings(graph)
-        if self.activation:
-            graph = _activation(graph)
         if self.epilogue:
             graph = _epilogue(graph)
         return graph
@@ -101,22 +97,6 @@ def _merge(result: Graph, group: list[Op], replaced: dict[Value, Value]) -> None
         start += size
 
 
-def _activation(graph: Graph) -> Graph:
-    users = graph.users()
-    for op in graph.ops:
-        if op.name != "mul":
-            continue
-        for gate, up in (op.operands, op.operands[::-1]):
-            if gate.op.name == "silu" and len(users[gate]) == 1:
-                op.name = "silu_mul"
-                op.operands = [gate.op.operands[0], up]
-                break
-    users = graph.users()
-    result = Graph(graph.name)
-    result.ops = [op for op in graph.ops if op.name != "silu" or users[op.value]]
-    return result
-
-
 def _epilogue(graph: Graph) -> Graph:
     users = graph.users()
     place = {op: index for index, op in enumerate(graph.ops)}
@@ -140,7 +120,7 @@ def _accumulates(
     add: Op, x: Value, product: Value, users: dict[Value, list[Op]], place: dict[Op, int]
 ) -> bool:
     """Whether the product may be added onto x where x lies."""
-    if product.op.name != "matmul" or users[product] != [add]:
+    if product.op.name != "matmul" or users[product] != [add] or x is product:
         return False
     # A slice is a view of something else, a leaf is not ours to overwrite.
     if x.op.name in ("slice", *LEAVES) or _whole(product.op.operands[0]) is x:

@@ -17,7 +17,7 @@ _ROWWISE = {
     "matmul": (0,),
     "add": (0, 1),
     "mul": (0, 1),
-    "silu": (0,),
+    "silu_mul": (0, 1),
     "slice": (0,),
     "rope": (0, 1),
 }

@@ -165,7 +165,7 @@ def test_the_last_layer_computes_only_the_rows_to_sample() -> None:
         if op.loc.module.startswith("model.layers.1.") and op.name not in ("param", "state")
     }
     assert {name for name, length in rows.items() if length == "R"} == {
-        "take_rows", "matmul", "add", "rms_norm", "silu", "mul",
+        "take_rows", "matmul", "add", "rms_norm", "silu_mul",
     }  # fmt: skip
     assert rows["paged_attention"] == rows["rope"] == "T"
     first = [op for op in graph.ops if op.loc.module.startswith("model.layers.0.")]
