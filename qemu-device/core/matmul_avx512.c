@@ -55,123 +55,221 @@ INLINE __m512i pair(const int16_t *q, int i)
     return _mm512_set1_epi32(word);
 }
 
-/* acc[r] += the tile's block times rows [row, row + rows) */
-INLINE void tile_rows(__m512 *acc, const Tile *tile, const VtpuMatmul *op, uint32_t fmt,
-                      uint32_t row, uint32_t block, int rows)
+/* acc + scale * (the block's product), by the format's rule */
+INLINE __m512 scale_block(__m512i dot, __m512 d, __m512 minimum, uint32_t fmt, float scale,
+                          float sum, __m512 acc)
 {
-    const uint8_t *first = (const uint8_t *)(quant_row(op->quantised, op->k, row).q +
-                                             (size_t)block * VTPU_BLOCK);
-    const uint8_t *scales = (const uint8_t *)(quant_row(op->quantised, op->k, row).scale + block);
-    size_t row_bytes = quant_row_bytes(op->k);
-    size_t blocks = op->k / VTPU_BLOCK;
-    __m512i dot[8];
-
-    for (int r = 0; r < rows; r++) {
-        dot[r] = _mm512_setzero_si512();
-        if (fmt == VTPU_FMT_Q4_0) {
-            const float *scale = (const float *)(scales + r * row_bytes);
-            dot[r] = _mm512_cvtps_epi32(_mm512_set1_ps(-8.0f * scale[blocks]));
-        }
+    if (fmt == VTPU_FMT_Q4_0) {
+        dot = _mm512_add_epi32(dot, _mm512_cvtps_epi32(_mm512_set1_ps(-8.0f * sum)));
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-#pragma GCC unroll 8
-        for (int r = 0; r < rows; r++) {
-            const int16_t *q = (const int16_t *)(first + r * row_bytes);
-            dot[r] = _mm512_dpwssd_epi32(dot[r], tile->w[i], pair(q, i));
-        }
+    __m512 t = _mm512_cvtepi32_ps(dot);
+    if (fmt == VTPU_FMT_Q4_1) {
+        t = _mm512_fmadd_ps(t, d, _mm512_mul_ps(_mm512_set1_ps(sum), minimum));
+    } else {
+        t = _mm512_mul_ps(t, d);
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < rows; r++) {
-        const float *scale = (const float *)(scales + r * row_bytes);
-        __m512 t = _mm512_cvtepi32_ps(dot[r]);
-        if (fmt == VTPU_FMT_Q4_1) {
-            t = _mm512_fmadd_ps(t, tile->d,
-                                _mm512_mul_ps(_mm512_set1_ps(scale[blocks]), tile->minimum));
-        } else {
-            t = _mm512_mul_ps(t, tile->d);
-        }
-        acc[r] = _mm512_fmadd_ps(t, _mm512_set1_ps(scale[0]), acc[r]);
-    }
+    return _mm512_fmadd_ps(t, _mm512_set1_ps(scale), acc);
 }
 
-INLINE void store_rows(const VtpuMatmul *op, const __m512 *acc, uint32_t tile_row, uint32_t row,
-                       uint32_t rows)
+INLINE void store_row(const VtpuMatmul *op, __m512 acc, uint32_t tile_row, uint32_t row)
 {
-    for (uint32_t r = 0; r < rows; r++) {
-        float *dst = row_at(op->dst, op->dst_stride, row + r) + (size_t)tile_row * 16;
-        __m512 before = op->accumulate ? _mm512_loadu_ps(dst) : _mm512_setzero_ps();
-        _mm512_storeu_ps(dst, op->accumulate ? _mm512_add_ps(before, acc[r]) : acc[r]);
-    }
+    float *dst = row_at(op->dst, op->dst_stride, row) + (size_t)tile_row * 16;
+    _mm512_storeu_ps(dst, op->accumulate ? _mm512_add_ps(_mm512_loadu_ps(dst), acc) : acc);
 }
 
-/* One tile row for a few rows: accumulators in registers. */
+/* One tile row for a few rows: the tile and all sums in registers. */
 INLINE void few_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row, int rows)
 {
     uint32_t blocks = op->k / VTPU_BLOCK;
     size_t tile_bytes = vtpu_tile_bytes(fmt);
     const uint8_t *weight = op->weight + (size_t)tile_row * blocks * tile_bytes;
-    __m512 acc[8];
+    QuantRow x[4];
+    __m512 acc[4];
 
     for (int r = 0; r < rows; r++) {
+        x[r] = quant_row(op->quantised, op->k, row + (uint32_t)r);
         acc[r] = _mm512_setzero_ps();
     }
     for (uint32_t block = 0; block < blocks; block++, weight += tile_bytes) {
+        __m512i dot[4] = { _mm512_setzero_si512(), _mm512_setzero_si512(),
+                           _mm512_setzero_si512(), _mm512_setzero_si512() };
         Tile tile;
+
         load_tile(&tile, weight, fmt);
-        tile_rows(acc, &tile, op, fmt, row, block, rows);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++) {
+                dot[r] = _mm512_dpwssd_epi32(dot[r], tile.w[i], pair(x[r].q + block * VTPU_BLOCK, i));
+            }
+        }
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            acc[r] = scale_block(dot[r], tile.d, tile.minimum, fmt, x[r].scale[block],
+                                 x[r].sum[block], acc[r]);
+        }
     }
-    store_rows(op, acc, tile_row, row, (uint32_t)rows);
+    for (int r = 0; r < rows; r++) {
+        store_row(op, acc[r], tile_row, row + (uint32_t)r);
+    }
 }
 
-INLINE void many_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row,
-                      uint32_t rows)
+/*
+ * Many rows: three tiles side by side, unpacked in the first-level cache, by
+ * eight rows. A loaded pair of weights serves all rows and a broadcast pair of
+ * activations all tiles, so that the multipliers and not the loads are the
+ * limit. The 24 sums are in registers for the length of a block; they are
+ * separate variables because the compiler keeps an array of them in memory.
+ */
+#define PANEL_TILES 3
+
+typedef struct Panel {
+    __m512i w[16][PANEL_TILES];
+    __m512 d[PANEL_TILES], minimum[PANEL_TILES];
+} Panel;
+
+/* The quantised rows of a block, and where the sums of the products go. */
+typedef struct PanelRows {
+    const uint8_t *q, *scale;     /* of the first row; others at row_bytes */
+    size_t row_bytes, blocks;
+    __m512 (*acc)[PANEL_TILES];
+} PanelRows;
+
+INLINE void load_panel(Panel *panel, const uint8_t *weight, size_t tile_row_bytes, uint32_t fmt)
 {
-    uint32_t blocks = op->k / VTPU_BLOCK;
-    size_t tile_bytes = vtpu_tile_bytes(fmt);
-    const uint8_t *weight = op->weight + (size_t)tile_row * blocks * tile_bytes;
-    __m512 acc[ROW_BLOCK];
-
-    for (uint32_t r = 0; r < rows; r++) {
-        acc[r] = _mm512_setzero_ps();
-    }
-    for (uint32_t block = 0; block < blocks; block++, weight += tile_bytes) {
+#pragma GCC unroll 3
+    for (int t = 0; t < PANEL_TILES; t++) {
         Tile tile;
-        uint32_t r = 0;
-
-        load_tile(&tile, weight, fmt);
-        for (; r + 8 <= rows; r += 8) {
-            tile_rows(acc + r, &tile, op, fmt, row + r, block, 8);
+        load_tile(&tile, weight + (size_t)t * tile_row_bytes, fmt);
+#pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) {
+            panel->w[i][t] = tile.w[i];
         }
-        if (rows - r >= 4) {
-            tile_rows(acc + r, &tile, op, fmt, row + r, block, 4);
-            r += 4;
-        }
-        for (; r < rows; r++) {
-            tile_rows(acc + r, &tile, op, fmt, row + r, block, 1);
+        panel->d[t] = tile.d;
+        if (fmt == VTPU_FMT_Q4_1) {
+            panel->minimum[t] = tile.minimum;
         }
     }
-    store_rows(op, acc, tile_row, row, rows);
+}
+
+/* As the intrinsic, around which the compiler (GCC 12) copies and spills sums. */
+INLINE void add_products(__m512i *sum, __m512i w, __m512i x)
+{
+    __asm__("vpdpwssd %2, %1, %0" : "+v"(*sum) : "v"(w), "v"(x));
+}
+
+#define CLEAR_ROW(r) \
+    __m512i dot##r##0 = _mm512_setzero_si512(), dot##r##1 = dot##r##0, dot##r##2 = dot##r##0;
+
+#define MULTIPLY_ROW(r)                                               \
+    {                                                                 \
+        __m512i x = pair((const int16_t *)(q + r * row_bytes), 0);    \
+        add_products(&dot##r##0, w0, x);                            \
+        add_products(&dot##r##1, w1, x);                            \
+        add_products(&dot##r##2, w2, x);                            \
+    }
+
+#define SCALE_ROW(r)                                                                       \
+    {                                                                                      \
+        const float *s = (const float *)(rows->scale + r * row_bytes);                     \
+        float scale = s[0], sum = s[rows->blocks];                                         \
+        __m512 *acc = rows->acc[r];                                                        \
+        acc[0] = scale_block(dot##r##0, panel->d[0], panel->minimum[0], fmt, scale, sum, acc[0]); \
+        acc[1] = scale_block(dot##r##1, panel->d[1], panel->minimum[1], fmt, scale, sum, acc[1]); \
+        acc[2] = scale_block(dot##r##2, panel->d[2], panel->minimum[2], fmt, scale, sum, acc[2]); \
+    }
+
+#define ROWS_1(f) f(0)
+#define ROWS_2(f) ROWS_1(f) f(1)
+#define ROWS_4(f) ROWS_2(f) f(2) f(3)
+#define ROWS_8(f) ROWS_4(f) f(4) f(5) f(6) f(7)
+
+/* acc += the panel's block times n rows; steps on to the rows that follow */
+#define DEFINE_PANEL_ROWS(n)                                                             \
+    INLINE void panel_rows_##n(PanelRows *rows, const Panel *panel, uint32_t fmt)        \
+    {                                                                                    \
+        const uint8_t *q = rows->q;                                                      \
+        size_t row_bytes = rows->row_bytes;                                              \
+        ROWS_##n(CLEAR_ROW)                                                              \
+        for (int i = 0; i < 16; i++, q += 4) {                                           \
+            __m512i w0 = panel->w[i][0], w1 = panel->w[i][1], w2 = panel->w[i][2];       \
+            ROWS_##n(MULTIPLY_ROW)                                                       \
+        }                                                                                \
+        ROWS_##n(SCALE_ROW)                                                              \
+        rows->q += n * row_bytes;                                                        \
+        rows->scale += n * row_bytes;                                                    \
+        rows->acc += n;                                                                  \
+    }
+
+DEFINE_PANEL_ROWS(1)
+DEFINE_PANEL_ROWS(2)
+DEFINE_PANEL_ROWS(4)
+DEFINE_PANEL_ROWS(8)
+
+INLINE void many_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row,
+                      uint32_t count)
+{
+    size_t blocks = op->k / VTPU_BLOCK, tile_bytes = vtpu_tile_bytes(fmt);
+    const uint8_t *weight = op->weight + tile_row * blocks * tile_bytes;
+    QuantRow x = quant_row(op->quantised, op->k, row);
+    __m512 acc[ROW_BLOCK][PANEL_TILES];
+
+    for (uint32_t r = 0; r < count; r++) {
+        acc[r][0] = acc[r][1] = acc[r][2] = _mm512_setzero_ps();
+    }
+    for (size_t block = 0; block < blocks; block++) {
+        Panel panel;
+        PanelRows rows = {
+            .q = (const uint8_t *)(x.q + block * VTPU_BLOCK),
+            .scale = (const uint8_t *)(x.scale + block),
+            .row_bytes = quant_row_bytes(op->k),
+            .blocks = blocks,
+            .acc = acc,
+        };
+        load_panel(&panel, weight + block * tile_bytes, blocks * tile_bytes, fmt);
+        for (uint32_t left = count / 8; left > 0; left--) {
+            panel_rows_8(&rows, &panel, fmt);
+        }
+        if (count & 4) {
+            panel_rows_4(&rows, &panel, fmt);
+        }
+        if (count & 2) {
+            panel_rows_2(&rows, &panel, fmt);
+        }
+        if (count & 1) {
+            panel_rows_1(&rows, &panel, fmt);
+        }
+    }
+    for (uint32_t r = 0; r < count; r++) {
+        for (uint32_t t = 0; t < PANEL_TILES; t++) {
+            store_row(op, acc[r][t], tile_row + t, row + r);
+        }
+    }
 }
 
 INLINE void matmul(const VtpuMatmul *op, uint32_t fmt, uint32_t begin, uint32_t end)
 {
     for (uint32_t row = 0; row < op->m; row += ROW_BLOCK) {
         uint32_t rows = op->m - row < ROW_BLOCK ? op->m - row : ROW_BLOCK;
+        uint32_t tile_row = begin;
 
-        for (uint32_t tile_row = begin; tile_row < end; tile_row++) {
-            switch (rows) {
+        for (; rows > 4 && tile_row + PANEL_TILES <= end; tile_row += PANEL_TILES) {
+            many_rows(op, fmt, tile_row, row, rows);
+        }
+        for (; tile_row < end; tile_row++) {
+            uint32_t r = row;
+            for (; r + 4 <= row + rows; r += 4) {
+                few_rows(op, fmt, tile_row, r, 4);
+            }
+            switch (row + rows - r) {
             case 1:
-                few_rows(op, fmt, tile_row, row, 1);
+                few_rows(op, fmt, tile_row, r, 1);
                 break;
             case 2:
-                few_rows(op, fmt, tile_row, row, 2);
+                few_rows(op, fmt, tile_row, r, 2);
                 break;
-            case 4:
-                few_rows(op, fmt, tile_row, row, 4);
-                break;
-            default:
-                many_rows(op, fmt, tile_row, row, rows);
+            case 3:
+                few_rows(op, fmt, tile_row, r, 3);
                 break;
             }
         }
