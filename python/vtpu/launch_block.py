@@ -50,9 +50,12 @@ class LaunchBlock:
     def __init__(
         self, memory: memoryview, fields: dict[str, Field], shape: StepShape, num_slots: int
     ) -> None:
-        def view(name: str, format_: str = "I") -> memoryview:
+        def place(name: str) -> memoryview:
             field = fields[name]
-            return memory[field.offset : field.offset + field.nbytes].cast(format_)
+            return memory[field.offset : field.offset + field.nbytes]
+
+        def view(name: str) -> memoryview:
+            return place(name).cast("I")
 
         self._shape = shape
         self._token_ids = view("token_ids")
@@ -62,12 +65,12 @@ class LaunchBlock:
         self._block_tables = view("block_tables")
         self._sample_rows = view("sample_rows")
         self._params = view("sample_params")
-        self._params_f32 = view("sample_params", "f")
+        self._params_f32 = place("sample_params").cast("f")
         self._sampled = view("sampled")
-        self._sampled_f32 = view("sampled", "f")
+        self._sampled_f32 = place("sampled").cast("f")
         self._num_tokens, self._num_rows = view("T"), view("R")
         self._num_seqs = view("S")
-        self._logits_va = view("logits_va", "Q")
+        self._logits_va = place("logits_va").cast("Q")
         view("N")[0] = num_slots
         # What the device's memory holds from the steps before: the entries of each
         # slot's block table, and the parameters of each sampled row.

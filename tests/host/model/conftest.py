@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,9 @@ import pytest
 if TYPE_CHECKING:
     from vtpu.runner import ModelRunner
 
-REFERENCE = Path(__file__).resolve().parents[2] / "reference"
+HERE = Path(__file__).resolve().parent
+REFERENCE = HERE.parents[1] / "reference"
+sys.path.insert(0, str(HERE))
 MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -84,7 +87,19 @@ def aot_dir(model_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runner(model_path: Path, aot_dir: Path) -> Iterator[ModelRunner]:
+def machine() -> None:
+    """Builds the runtime with the machine in this process, if it is not built."""
+    library = HERE.parents[2] / "libtpurt"
+    build = Path(os.environ.get("VTPU_RUNTIME_BUILD", library / "build"))
+    command = ["make", "-s", "-C", str(library), "host", f"OUT={build}", f"PYTHON={sys.executable}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.exit(f"the runtime does not build:\n{done.stdout}{done.stderr}", 2)
+    sys.path.insert(0, str(build))
+
+
+@pytest.fixture(scope="session")
+def runner(model_path: Path, aot_dir: Path, machine: None) -> Iterator[ModelRunner]:
     """A runner on the machine in this process."""
     from vtpu.runner import ModelRunner
 

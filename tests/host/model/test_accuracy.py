@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from vtpu.serving.step_plan import SamplingParams, ScheduledRow
-
-sys.path.insert(0, __file__.rpartition("/")[0])
 from plans import step
+from vtpu.serving.step_plan import SamplingParams, ScheduledRow
 
 if TYPE_CHECKING:
     from vtpu.runner import ModelRunner

@@ -4,14 +4,11 @@
 from __future__ import annotations
 
 import random
-import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from vtpu.serving.step_plan import SamplingParams
-
-sys.path.insert(0, __file__.rpartition("/")[0])
 from plans import GREEDY, Generation, generate
+from vtpu.serving.step_plan import SamplingParams
 
 if TYPE_CHECKING:
     from vtpu.runner import ModelRunner
