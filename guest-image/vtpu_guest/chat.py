@@ -26,10 +26,23 @@ def is_healthy(port: int) -> bool:
         connection.close()
 
 
+def served_model(port: int) -> str:
+    """The id of the model that the server has."""
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+    try:
+        connection.request("GET", "/v1/models")
+        name: str = json.loads(connection.getresponse().read())["data"][0]["id"]
+        return name
+    except (OSError, http.client.HTTPException, ValueError, LookupError) as error:
+        raise ApiError(f"GET /v1/models: {error}") from None
+    finally:
+        connection.close()
+
+
 def stream_chat(port: int, prompt: str, max_tokens: int) -> Iterator[str]:
     """The pieces of the answer to one user message, as they come."""
     body = {
-        "model": "default",
+        "model": served_model(port),
         "messages": [{"role": "user", "content": prompt}],
         "max_tokens": max_tokens,
         "temperature": 0,
