@@ -150,14 +150,7 @@ class Engine:
             return
         self._post(self._listener.on_ready)
         try:
-            while self._take_inbox(scheduler):
-                plan = scheduler.schedule()
-                if plan is not None:
-                    self._step(runner, scheduler, plan)
-                elif scheduler.has_work:
-                    raise RuntimeError("requests are waiting but none can be scheduled")
-                if not scheduler.has_work:
-                    scheduler.check_idle()
+            self._loop_until_stopped(runner, scheduler)
         except BaseException as error:
             log.exception("the engine died")
             self._end_all(scheduler, f"the engine died: {error}")
@@ -165,9 +158,30 @@ class Engine:
         else:
             self._end_all(scheduler, "the server is shutting down")
             self.state = STOPPED
+        try:
+            runner.close()
+        except Exception:
+            log.exception("the model runner did not close")
+
+    def _loop_until_stopped(self, runner: ModelRunner, scheduler: Scheduler) -> None:
+        while self._take_inbox(scheduler):
+            plan = scheduler.schedule()
+            if plan is not None:
+                self._step(runner, scheduler, plan)
+            elif scheduler.has_work:
+                raise RuntimeError("requests are waiting but none can be scheduled")
+            if not scheduler.has_work:
+                scheduler.check_idle()
 
     def _load(self) -> tuple[ModelRunner, Scheduler]:
         runner = self._make_runner()
+        try:
+            return runner, self._configure(runner)
+        except BaseException:
+            runner.close()
+            raise
+
+    def _configure(self, runner: ModelRunner) -> Scheduler:
         config = replace(
             self._config,
             max_num_batched_tokens=min(self._config.max_num_batched_tokens, runner.max_tokens),
@@ -188,7 +202,7 @@ class Engine:
         scheduler = Scheduler(config, blocks)
         self.scheduler = scheduler
         self.state = READY
-        return runner, scheduler
+        return scheduler
 
     def _take_inbox(self, scheduler: Scheduler) -> bool:
         """Apply what others asked for; sleep while there is nothing to do.

@@ -139,6 +139,8 @@ class Generation:
 
     def abort(self) -> None:
         """End the sequences that have not ended. Safe to call at any time."""
+        if self.aborted:
+            return
         self.aborted = True
         open_requests = [c.request for c in self.choices if not c.finish_reason]
         if open_requests:

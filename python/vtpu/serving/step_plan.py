@@ -134,3 +134,7 @@ class ModelRunner(Protocol):
         requests that were not in the failed one).
         """
         ...
+
+    def close(self) -> None:
+        """Give the device back. Called once, on the thread that calls `execute`."""
+        ...

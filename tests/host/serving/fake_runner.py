@@ -91,6 +91,7 @@ class FakeRunner:
         self.before_step: Callable[[StepPlan], None] | None = None
         self.plans: list[list[tuple[str, int, int]]] = []
         self.problems: list[str] = []
+        self.closed = False
         self._max_num_seqs = max_num_seqs
         # slot in the cache -> (request, position, token)
         self._cache: dict[int, tuple[str, int, int]] = {}
@@ -113,8 +114,14 @@ class FakeRunner:
         sampled = [self._sample(row) for row in plan.rows if row.sample]
         return StepOutput(plan.step_id, sampled)
 
+    def close(self) -> None:
+        self._need(not self.closed, "closed twice")
+        self._need(self._thread in (None, threading.get_ident()), "closed elsewhere")
+        self.closed = True
+
     def _check_plan(self, plan: StepPlan) -> None:
         me = threading.get_ident()
+        self._need(not self.closed, "execute() after close()")
         self._thread = self._thread or me
         total = sum(len(row.token_ids) for row in plan.rows)
         slots = [row.slot for row in plan.rows]

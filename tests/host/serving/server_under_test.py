@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,14 @@ from vtpu.serving.chat_template import ChatTemplate
 from vtpu.serving.frontend import Frontend
 from vtpu.serving.scheduler import SchedulerConfig
 from vtpu.tokenizer import Tokenizer
+
+
+def eventually(condition: Callable[[], bool]) -> None:
+    """Wait until a condition holds that another thread brings about."""
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it never happened"
+        time.sleep(0.001)
 
 
 class TextModel:
@@ -115,3 +124,4 @@ class ServerUnderTest:
         self._thread.join(60)
         assert not self._thread.is_alive()
         assert self.frontend.engine.join(60)
+        assert self.runner.closed

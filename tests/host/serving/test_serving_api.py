@@ -15,7 +15,7 @@ from typing import Any
 import openai
 import pytest
 from fake_runner import FakeRunner, next_token, oracle
-from server_under_test import ServerUnderTest, TextModel
+from server_under_test import ServerUnderTest, TextModel, eventually
 from vtpu.serving.scheduler import SchedulerConfig
 from vtpu.serving.step_plan import SamplingParams, StepPlan
 from vtpu.tokenizer import Tokenizer
@@ -629,8 +629,7 @@ def test_full_queue_is_429(make_server: MakeServer) -> None:
         # The first runs; two more may wait.
         two = json.dumps({"prompt": ["x", "y"], "max_tokens": 2}).encode()
         waiting = pool.submit(post, server, "/v1/completions", two)
-        while server.frontend.engine.num_waiting < 2:
-            threading.Event().wait(0.001)
+        eventually(lambda: server.frontend.engine.num_waiting == 2)
         status, answer = post(server, "/v1/completions", body)
         assert status == 429
         assert answer["error"]["type"] == "rate_limit_error"
@@ -713,12 +712,33 @@ def test_a_client_that_leaves_frees_its_blocks(make_server: MakeServer, stream: 
         assert raw.recv(15) == b"HTTP/1.1 200 OK"
     raw.close()
     # The runner stands still: only the departure can put an abort in the inbox.
-    while not server.frontend.engine._inbox:
-        threading.Event().wait(0.001)
+    eventually(lambda: bool(server.frontend.engine._inbox))
     gate.open()
     server.wait_idle()
     # The step that was under way is the last one.
     assert len(runner.plans) == 2
+
+
+def test_a_stop_string_ends_the_sequence_in_the_engine(
+    make_server: MakeServer, tokenizer: Tokenizer
+) -> None:
+    runner = answering(tokenizer, {"go": bytewise(tokenizer, "X" * 500)})
+    gate = Gate(runner)
+    server = make_server(runner)
+    body = json.dumps({"prompt": "go", "max_tokens": 500, "stop": "XX"}).encode()
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(post, server, "/v1/completions", body)
+        for _ in range(2):
+            assert gate.entered.acquire(timeout=60)
+            gate.step()
+        assert gate.entered.acquire(timeout=60)
+        # The third step stands still, yet the answer is complete.
+        status, value = answer.result()
+    assert status == 200 and value["choices"][0]["text"] == ""
+    assert value["usage"]["completion_tokens"] == 2
+    gate.open()
+    server.wait_idle()
+    assert len(runner.plans) == 3
 
 
 def test_a_client_that_leaves_the_queue(make_server: MakeServer) -> None:
@@ -732,11 +752,9 @@ def test_a_client_that_leaves_the_queue(make_server: MakeServer) -> None:
         raw = socket.create_connection(("127.0.0.1", server.port), timeout=60)
         head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n"
         raw.sendall(head % len(body) + body)
-        while not server.frontend.engine.num_waiting:
-            threading.Event().wait(0.001)
+        eventually(lambda: server.frontend.engine.num_waiting == 1)
         raw.close()
-        while len(server.frontend.engine._inbox) < 2:
-            threading.Event().wait(0.001)
+        eventually(lambda: len(server.frontend.engine._inbox) >= 2)
         gate.open()
         assert first.result()[0] == 200
     server.wait_idle()
@@ -793,8 +811,7 @@ def test_health_is_503_until_ready(make_server: MakeServer) -> None:
     assert post(server, "/v1/completions", body)[0] == 503
     assert post(server, "/v1/models", b"", "GET")[0] == 200
     loaded.set()
-    while post(server, "/health", b"", "GET")[0] != 200:
-        pass
+    eventually(lambda: post(server, "/health", b"", "GET")[0] == 200)
     assert post(server, "/v1/completions", body)[0] == 200
     server.wait_idle()
 
