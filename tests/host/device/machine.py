@@ -8,6 +8,7 @@ any machine needs; a test never sleeps for luck.
 from __future__ import annotations
 
 import ctypes as c
+import mmap
 import re
 import struct
 import threading
@@ -92,9 +93,9 @@ class Machine:
         seed: int = 0,
     ) -> None:
         self.lib = lib
-        self._storage = c.create_string_buffer(hbm_bytes + 4096)
-        base = (c.addressof(self._storage) + 4095) & ~4095
-        self.hbm = memoryview((c.c_char * hbm_bytes).from_address(base)).cast("B")
+        self._storage = mmap.mmap(-1, hbm_bytes)  # pages appear as they are touched
+        base = c.addressof(c.c_char.from_buffer(self._storage))
+        self.hbm = memoryview(self._storage)
         self.system = bytearray(SYSTEM_BYTES)
         self.bus_ok = True
         self.dma_log: list[tuple[str, int, int]] = []
