@@ -56,7 +56,7 @@ struct rt_backend_ops {
     int (*wait)(struct rt_backend *be, struct rt_channel *channel, uint64_t point,
                 int64_t timeout_ns);
     int (*notify)(struct rt_backend *be, struct rt_channel *channel, uint64_t point, int eventfd);
-    /* Everything but submitted. */
+    /* Everything but submitted and fault_cookie. */
     int (*state)(struct rt_backend *be, struct rt_channel *channel, tpurt_queue_state *state);
 };
 

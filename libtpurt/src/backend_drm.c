@@ -266,7 +266,6 @@ static int state(struct rt_backend *be, struct rt_channel *channel, tpurt_queue_
         .fault_access = s.fault_access,
         .fault_address = s.fault_addr,
         .fault_pc = s.fault_pc,
-        .fault_cookie = s.fault_cookie,
         .completed = channel->base + s.completed,
     };
     return TPURT_OK;

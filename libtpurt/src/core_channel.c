@@ -35,7 +35,7 @@ struct event {
 
 struct rt_channel {
     unsigned queue; /* hardware queue */
-    uint64_t *fence; /* the device's; then the ring */
+    uint64_t *fence; /* the device writes it; in the page behind the ring */
     uint8_t *ring;
     uint32_t tail;
     uint64_t pushed;    /* the last point in the ring */
@@ -43,7 +43,6 @@ struct rt_channel {
     struct held_job *held, **held_end;
     struct event *events;
     int64_t timeout_ns, head_since; /* when the job at the head got there */
-    uint32_t cookies[RING_ENTRIES]; /* by point */
     tpurt_queue_state state;        /* status and fault */
 };
 
@@ -110,7 +109,6 @@ static void fail(struct core_backend *core, struct rt_channel *channel, int stat
 {
     channel->state.status = status;
     channel->state.fault_pc = ~0u;
-    channel->state.fault_cookie = channel->cookies[(channel->completed + 1) % RING_ENTRIES];
     if (status == TPURT_ERROR_FAULT) {
         channel->state.fault_cause = (uint32_t)core_read(core, reg(channel, VTPU_REG_Q_FAULT_CAUSE), 4);
         channel->state.fault_access = (uint32_t)core_read(core, reg(channel, VTPU_REG_Q_FAULT_ACCESS), 4);
@@ -161,7 +159,6 @@ static void push(struct core_backend *core, struct rt_channel *channel,
     if (channel->pushed == fence_value(channel))
         channel->head_since = core_now();
     channel->pushed = point;
-    channel->cookies[point % RING_ENTRIES] = commands[0].cookie;
     core->lib->doorbell(core->machine, channel->queue, channel->tail);
 }
 

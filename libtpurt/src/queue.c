@@ -132,10 +132,13 @@ int rt_epoch_state(tpurt_queue *queue, struct rt_epoch *epoch, tpurt_queue_state
     struct rt_backend *be = queue->device->be;
     int status = TPURT_OK;
 
-    if (epoch->over)
+    if (epoch->over) {
         *state = epoch->final;
-    else
+    } else {
         status = be->ops->state(be, epoch->channel, state);
+        if (state->status != TPURT_OK && queue->submitted - state->completed < RT_COOKIES)
+            state->fault_cookie = queue->cookies[(state->completed + 1) % RT_COOKIES];
+    }
     state->submitted = queue->submitted;
     return status;
 }
@@ -237,6 +240,7 @@ int rt_queue_submit(tpurt_queue *queue, const struct drm_vtpu_cmd *commands, uin
             live[num_live++] = waits[i];
     if (!status) {
         pthread_mutex_lock(&queue->submit_lock);
+        queue->cookies[(queue->submitted + 1) % RT_COOKIES] = commands[0].cookie;
         status = be->ops->submit(be, queue->current->channel, commands, num_commands, live,
                                  num_live, queue->submitted + 1);
         if (status == TPURT_OK) {

@@ -18,6 +18,8 @@ struct rt_epoch {
     tpurt_queue_state final;
 };
 
+#define RT_COOKIES 1024 /* jobs whose cookies are remembered */
+
 struct tpurt_queue {
     atomic_uint refs;
     tpurt_device *device;
@@ -26,6 +28,7 @@ struct tpurt_queue {
     pthread_mutex_t lock;        /* of the epochs */
     struct rt_epoch *current;
     _Atomic uint64_t submitted;
+    _Atomic uint32_t cookies[RT_COOKIES]; /* by point: a hang leaves the device no record */
 };
 
 /* Submits one job; *point is its point. */
