@@ -121,7 +121,10 @@ class LaunchBlock:
         self._num_seqs[0] = seqs
 
     def results(self, plan: StepPlan) -> StepOutput:
-        """Reads what the device sampled, after the step has ended."""
+        """Reads what the device sampled, after the step has ended.
+
+        Raises ArithmeticError when a row's logits were not numbers.
+        """
         words, floats = self._sampled, self._sampled_f32
         sampled = []
         base = 0
@@ -136,6 +139,8 @@ class LaunchBlock:
                     zip(ids, floats[base + _LOGPROBS : base + _LOGPROBS + count], strict=True)
                 )
             token, logprob = words[base + _TOKEN], floats[base + _LOGPROB]
+            if logprob != logprob:
+                raise ArithmeticError(f"{row.request_id}: the model's logits are not numbers")
             sampled.append(SampledToken(row.request_id, token, logprob, top))
             base += _RESULT_WORDS
         return StepOutput(plan.step_id, sampled)

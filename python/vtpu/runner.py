@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import logging
 import os
-import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -57,13 +57,13 @@ class ModelRunner:
         progress: Callable[[str], None] = log.info,
     ) -> None:
         wanted = StepShape(max_seqs=max_num_seqs, block_size=block_size)
-        made = _artifacts(Path(model_path), aot_dir, wanted, progress)
-        self._device = runtime.Device.open(backend)
-        try:
-            self._start(made, num_blocks, max_num_seqs, logits, progress)
-        except BaseException:
-            self._device.close()
-            raise
+        with _artifacts(Path(model_path), aot_dir, wanted, progress) as made:
+            self._device = runtime.Device.open(backend)
+            try:
+                self._start(made, num_blocks, max_num_seqs, logits, progress)
+            except BaseException:
+                self._device.close()
+                raise
 
     def _start(
         self,
@@ -87,6 +87,12 @@ class ModelRunner:
         slot_bytes = sum(int(state["slot_bytes"]) for state in metadata["states"])
         self.num_blocks = num_blocks or self._blocks_that_fit(slot_bytes, max_num_seqs, shape)
         num_slots = self.num_blocks * self.block_size
+        most = min(int(state["max_slots"]) for state in metadata["states"])
+        if not 2 * self.block_size <= num_slots <= most:
+            raise ValueError(
+                f"{self.num_blocks} KV blocks of {self.block_size} tokens; the least is 2 "
+                f"blocks, the most {most} tokens"
+            )
         self._cache = device.buffer(num_slots * slot_bytes, hbm=True, name="kv-cache")
         progress(f"KV cache: {self.num_blocks} blocks, {num_slots * slot_bytes} bytes")
 
@@ -125,7 +131,7 @@ class ModelRunner:
             raise
         return self._block.results(plan)
 
-    def last_logits(self, rows: int) -> memoryview:
+    def last_logits(self, rows: int) -> memoryview[float]:
         """Logits of the last step's first `rows` sampled rows: f32 [rows, vocab_size].
 
         A view that the next step overwrites. Needs logits=True.
@@ -150,30 +156,39 @@ class ModelRunner:
         self.close()
 
 
+@contextmanager
 def _artifacts(
     model: Path,
     aot_dir: str | os.PathLike[str] | None,
     wanted: StepShape,
     progress: Callable[[str], None],
-) -> Artifacts:
-    """The compiled model: the folder's if it fits, else made now."""
+) -> Iterator[Artifacts]:
+    """The compiled model while it is loaded: the folder's if it fits, else made now."""
     folder = aot_dir or os.environ.get("VTPU_AOT_DIR")
+    found = None
     if folder:
         try:
-            return artifacts.read_for(Path(folder), model, wanted)
+            found = artifacts.read_for(Path(folder), model, wanted)
         except ArtifactsError as error:
             progress(f"compiling the model now: {error}")
+    if found is not None:
+        yield found
+        return
+    from tempfile import TemporaryDirectory
+
     from vtpu.aot import build
 
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "vtpu"
-    key = artifacts.fingerprint(model)[:16]
-    name = f"aot-{key}-{wanted.max_seqs}-{wanted.block_size}"
+    name = f"aot-{artifacts.fingerprint(model)[:16]}-{wanted.max_seqs}-{wanted.block_size}"
     try:
-        return build(model, cache / name, wanted, progress)
+        found = build(model, cache / name, wanted, progress)
     except OSError as error:
-        # A read-only home, say: compiled for this process alone.
         progress(f"cannot keep the compiled model: {error}")
-        return build(model, tempfile.mkdtemp(prefix="vtpu-aot-"), wanted, progress)
+    if found is not None:
+        yield found
+        return
+    with TemporaryDirectory(prefix="vtpu-aot-") as temporary:
+        yield build(model, temporary, wanted, progress)
 
 
 def _load_weights(device: runtime.Device, path: Path, metadata: dict[str, Any]) -> runtime.Buffer:
