@@ -19,7 +19,6 @@ from .ir import CompileError, Graph, Op
 Array = NDArray[Any]
 
 _SKIP = 0xFFFFFFFF
-_STATE_TYPES = {"f32": np.float32, "f16": np.float16}
 
 
 def interpret(
@@ -31,6 +30,7 @@ def interpret(
     """Returns the outputs by name and updates the states' arrays in place.
 
     params: f32 arrays by name. inputs: their leading dimensions are the lengths.
+    states: f32 arrays [slots, width], whose values are rounded to the state's type.
     """
     values: dict[object, Array] = {}
     outputs: dict[str, Array] = {}
@@ -106,11 +106,27 @@ def _rope(op: Op, x: Array, cos_sin: Array) -> Array:
 def _scatter_rows(op: Op, state: Array, x: Array, index: Array) -> Array:
     rows = _indices(index)
     kept = rows != _SKIP
-    dtype = op.operands[0].dtype
-    if dtype not in _STATE_TYPES:
-        raise CompileError(f"the interpreter has no states of {dtype}")
-    state[rows[kept]] = x[kept].astype(_STATE_TYPES[dtype])
+    state[rows[kept]] = _ROUND[op.operands[0].dtype](x[kept])
     return state
+
+
+def _to_f16(x: Array) -> Array:
+    """The nearest; what is too large becomes the largest."""
+    return np.clip(x, -65504, 65504).astype(np.float16).astype(np.float32)
+
+
+def _to_bf16(x: Array) -> Array:
+    """The nearest, ties to even: the upper half of the bits."""
+    bits = np.ascontiguousarray(x, np.float32).view(np.uint32)
+    rounded = bits + 0x7FFF + (bits >> 16 & 1) & np.uint32(0xFFFF0000)
+    return rounded.view(np.float32)
+
+
+_ROUND: dict[str, Callable[[Array], Array]] = {
+    "f32": lambda x: x,
+    "f16": _to_f16,
+    "bf16": _to_bf16,
+}
 
 
 def _paged_attention(

@@ -11,7 +11,8 @@ from ..ir import UNKNOWN, CompileError, Dim, Location
 from ..tile import Global, Operand, Program, TileOp, View
 
 _LENGTHS = range(24, 40)  # scalar registers of lengths and pointers
-_ADDRESSES = range(40, hw.NUM_SREGS)  # of the states' addresses
+_ADDRESSES = range(40, 56)  # of the states' addresses
+_STRIDES = range(56, hw.NUM_SREGS)  # of the distances between them
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +50,36 @@ class Codegen:
         return code
 
 
+@dataclass(slots=True)
+class _Registers:
+    """Registers of computed values, by slot bytes; the least recently used makes room.
+
+    So what one instruction uses is not lost while its other operands are made.
+    """
+
+    free: list[int]
+    held: dict[int, int] = field(default_factory=dict)
+
+    def find(self, key: int) -> int | None:
+        if key not in self.held:
+            return None
+        self.held[key] = self.held.pop(key)  # the last now
+        return self.held[key]
+
+    def hold(self, key: int) -> int:
+        if not self.free:
+            self.free.append(self.held.pop(next(iter(self.held))))
+        self.held[key] = self.free.pop(0)
+        return self.held[key]
+
+
 @dataclass(slots=True, eq=False)
 class _Generator:
     program: Program
     lines: list[Line] = field(default_factory=list)
     loaded: dict[str, int] = field(default_factory=dict)  # launch field -> register
-    addresses: dict[int, int] = field(default_factory=dict)  # slot bytes -> register
-    strides: dict[int, int] = field(default_factory=dict)  # slot bytes -> register of the product
+    addresses: _Registers = field(default_factory=lambda: _Registers(list(_ADDRESSES)))
+    strides: _Registers = field(default_factory=lambda: _Registers(list(_STRIDES)))
     guards: dict[str, int] = field(default_factory=dict)  # length -> line that checks it
     loc: Location = UNKNOWN
     source: str = ""
@@ -147,41 +171,30 @@ class _Generator:
         return register
 
     def state_address(self, place: Global) -> int:
-        """Argument + slot_bytes * slots, kept in a register while there are enough.
+        """Argument + slot_bytes * slots, kept in a register for a while.
 
         States of one width follow each other, so that one is usually a fixed
         distance after the one before: one addition.
         """
-        if place.slot_bytes in self.addresses:
-            return self.addresses[place.slot_bytes]
-        before = max((at for at in self.addresses if at < place.slot_bytes), default=0)
-        base = self.addresses.get(before, self.argument(place.arg))
+        found = self.addresses.find(place.slot_bytes)
+        if found is not None:
+            return found
+        held = self.addresses.held
+        before = max((at for at in held if at < place.slot_bytes), default=0)
+        base = held.get(before, self.argument(place.arg))
         stride = self.stride(place.slot_bytes - before)
-        if len(self.addresses) + len(self.strides) >= len(_ADDRESSES):
-            oldest = next(iter(self.addresses))
-            register = self.addresses.pop(oldest)
-        else:
-            register = self.free_address()
+        register = self.addresses.hold(place.slot_bytes)
         self.emit(Instr("ADD", ((register, 0), (base, 0), (stride, 0))))
-        self.addresses[place.slot_bytes] = register
         return register
 
     def stride(self, slot_bytes: int) -> int:
         """The register of slot_bytes * slots."""
-        if slot_bytes not in self.strides:
-            if len(self.strides) == len(_ADDRESSES) // 2:
-                raise CompileError("the states have too many different widths")
-            slots = self.program.slots
-            assert isinstance(slots, Dim)
-            length = self.launch_word(slots.name)
-            register = self.free_address()
-            self.strides[slot_bytes] = register
-            self.emit(Instr("MUL", ((register, 0), (length, 0), (0, slot_bytes))))
-        return self.strides[slot_bytes]
-
-    def free_address(self) -> int:
-        used = {*self.addresses.values(), *self.strides.values()}
-        for register in _ADDRESSES:
-            if register not in used:
-                return register
-        return self.addresses.pop(next(iter(self.addresses)))
+        found = self.strides.find(slot_bytes)
+        if found is not None:
+            return found
+        slots = self.program.slots
+        assert isinstance(slots, Dim)
+        length = self.launch_word(slots.name)
+        register = self.strides.hold(slot_bytes)
+        self.emit(Instr("MUL", ((register, 0), (length, 0), (0, slot_bytes))))
+        return register

@@ -70,9 +70,8 @@ class Stepper:
         state = metadata["states"][0]
         self.state = np.zeros(state["slot_bytes"] * self.num_slots, np.uint8)
         self.logits = np.zeros(4 * self.config.max_rows * self.config.vocab, np.uint8)
-        dtype = {"f16": np.float16, "f32": np.float32}[self.config.state]
         self.reference = {
-            part["name"]: np.zeros((self.num_slots, part["width"]), dtype)
+            part["name"]: np.zeros((self.num_slots, part["width"]), np.float32)
             for part in state["parts"]
         }
 

@@ -111,8 +111,9 @@ def test_mixed_prefill_and_decode(open_device, seed: int) -> None:
         Config(dtype="q4_0", rope="halves", state="f32"),
         Config(dtype="q8_0", head_dtype="q4_0", heads=2, kv_heads=1, head_dim=32),
         Config(layers=40),
+        Config(state="bf16"),
     ],
-    ids=["q4_0-halves-f32", "q8_0-q4_0-head", "more-layers-than-registers"],
+    ids=["q4_0-halves-f32", "q8_0-q4_0-head", "more-layers-than-registers", "bf16-state"],
 )
 def test_other_models(open_device, config: Config) -> None:
     device = open_device(config)

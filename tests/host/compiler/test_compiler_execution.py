@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 
 import numpy as np
 import pytest
@@ -11,7 +12,8 @@ from damage import strip_waits
 from isa_machine import ARGUMENT_SPACE, DeviceFaultError, Machine
 from llama_graph import Config, llama
 from stepping import Sequence, Stepper
-from vtpu_compiler import Dim, Graph, Options, compile_graph
+from vtpu_compiler import Dim, Graph, Options, compile_graph, read_elf
+from vtpu_compiler.asm import decode
 from vtpu_compiler.passes.fuse import Fuse
 from vtpu_compiler.passes.schedule import Schedule
 
@@ -162,6 +164,63 @@ def test_accumulation_never_lands_on_what_it_reads() -> None:
     g.output("y", g.add(x, g.matmul(x, g.param("w", (64, 64), "q8_0"))))
     code = compile_graph(g).stages["machine"]
     assert "ACCUMULATE" not in code and "V_ADD" in code
+
+
+def test_states_of_many_widths_in_any_order() -> None:
+    """More addresses, and more distances between them, than registers."""
+    chance = random.Random(5)
+    g = Graph("g")
+    rows, slots = Dim("T", 2), Dim("N", 8)
+    index = g.input("i", (rows,), "i32")
+    x = g.gather_rows(g.param("t", (4, 1024), "f32"), index)
+    widths = [16 * chance.randint(1, 64) for _ in range(60)]
+    states = [g.state(f"s{n}", (slots, width), "f32") for n, width in enumerate(widths)]
+    order = list(range(60)) * 2
+    chance.shuffle(order)
+    starts = [min(16 * (n // 10), 1024 - width) for n, width in enumerate(widths)]
+    for n in order:
+        states[n] = g.scatter_rows(states[n], g.slice(x, starts[n], widths[n]), index)
+    executable = compile_graph(g)
+    metadata = executable.metadata
+    table = np.arange(4 * 1024, dtype=np.float32).reshape(4, 1024)
+    launch = np.zeros(metadata["launch"]["bytes"], np.uint8)
+    for place in metadata["launch"]["fields"]:
+        data = {"T": [2], "N": [8], "i": [3, 1]}[place["name"]]
+        raw = np.array(data, np.uint32).view(np.uint8)
+        launch[place["offset"] : place["offset"] + raw.size] = raw
+    state = metadata["states"][0]
+    memory = [table.reshape(-1).view(np.uint8), launch, np.zeros(8 * state["slot_bytes"], np.uint8)]
+    Machine(memory, 3).run(executable.elf)
+    for n, part in enumerate(state["parts"]):
+        at = 8 * part["slot_offset"]
+        found = memory[2][at : at + 8 * part["slot_bytes"]].view(np.float32).reshape(8, -1)
+        columns = slice(starts[n], starts[n] + widths[n])
+        np.testing.assert_array_equal(found[[3, 1]], table[[3, 1], columns])
+        assert not found[[0, 2, 4, 5, 6, 7]].any()
+
+
+def test_an_old_state_beside_a_new_one() -> None:
+    """The old one's register must outlive the making of the new one's."""
+    g = Graph("g")
+    rows, slots = Dim("T", 2), Dim("N", 8)
+    index = g.input("i", (rows,), "i32")
+    info, tables = g.input("info", (rows, 2), "i32"), g.input("tables", (1, 1), "i32")
+    q = g.gather_rows(g.param("t", (4, 16), "f32"), index)
+    states = [g.state(f"s{n}", (slots, 16), "f32") for n in range(40)]
+    g.scatter_rows(states[0], q, index)  # lies where the argument points: needs no register
+    kept = g.scatter_rows(states[1], q, index)
+    for n in range(2, 17):
+        g.scatter_rows(states[n], q, index)
+    shape = {"heads": 1, "kv_heads": 1, "head_dim": 16, "block_size": 8, "scale": 1.0}
+    g.output("y", g.paged_attention(q, kept, states[39], info, tables, **shape))
+    elf = read_elf(compile_graph(g).elf)
+    code = [decode(elf.code[at : at + 64]) for at in range(0, len(elf.code), 64)]
+    at = next(i for i, instr in enumerate(code) if instr.op == "V_ATTN")
+    key = code[at].operands[2]
+    scatter = [instr for instr in code if instr.op == "DMA_SCATTER"][1]
+    assert key == scatter.operands[0]
+    written = [instr.operands[0][0] for instr in code[:at] if instr.op in ("ADD", "MUL", "LD")]
+    assert written.count(key[0]) == 1 and written[-1] != key[0]
 
 
 def test_the_machine_exposes_missing_waits() -> None:
