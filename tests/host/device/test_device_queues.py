@@ -19,7 +19,7 @@ def test_nop_signals_fence_and_interrupt(machine: Machine, queue: Queue) -> None
         queue.do("NOP")
     machine.wait_irqs(queue.vector, 40)
     assert queue.reg("HEAD") == queue.reg("TAIL") == 40
-    assert queue.state == "READY"
+    machine.wait_for(lambda: queue.state == "READY", "ready again")
 
 
 def test_flags_choose_fence_and_interrupt(machine: Machine, queue: Queue) -> None:
@@ -321,4 +321,4 @@ def test_statistics(machine: Machine, queue: Queue) -> None:
     queue.run(program(ins("NOP"), ins("NOP")))
     assert machine.reg("STAT_PROGRAMS", 8) == 1
     assert machine.reg("STAT_INSTRUCTIONS", 8) == 3
-    assert machine.reg("STAT_BUSY_NS", 8) > 0
+    machine.wait_for(lambda: machine.reg("STAT_BUSY_NS", 8) > 0, "the time is booked")
