@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import struct
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ MACHINE = 0x5450
 NOTE_OWNER = b"TPU\0"
 NOTE_METADATA = 0x21
 NOTE_CACHE_KEY = 0x22
+NOTE_DIGEST = 0x23  # sha256 of the metadata and the key
 KD_MAGIC = 0x444B5054  # "TPKD"
 KD_VERSION = 1
 KD = struct.Struct("<5I12x")  # magic, version, entry in .text, code bytes, arguments
@@ -111,7 +113,12 @@ def make_map(code: Code) -> bytes:
 
 def _note(metadata: bytes, key: bytes) -> bytes:
     out = b""
-    for kind, body in ((NOTE_METADATA, metadata), (NOTE_CACHE_KEY, key)):
+    digest = hashlib.sha256(metadata + key).digest()
+    for kind, body in (
+        (NOTE_METADATA, metadata),
+        (NOTE_CACHE_KEY, key),
+        (NOTE_DIGEST, digest),
+    ):
         header = struct.pack("<III", len(NOTE_OWNER), len(body), kind)
         out += header + NOTE_OWNER + body + bytes(-len(body) % 4)
     return out

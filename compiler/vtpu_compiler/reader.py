@@ -20,6 +20,7 @@ from .elf import (
     MAP_RECORD,
     MAP_VERSION,
     NOTE_CACHE_KEY,
+    NOTE_DIGEST,
     NOTE_METADATA,
     NOTE_OWNER,
     SHDR,
@@ -60,9 +61,11 @@ def read_elf(data: bytes) -> ElfFile:
     """Raises ExecutableError."""
     try:
         return _read(memoryview(data))
+    except ExecutableError:
+        raise
     except (struct.error, IndexError):
         raise ExecutableError(f"the file of {len(data)} bytes is truncated") from None
-    except (KeyError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (KeyError, ValueError) as error:  # names, text or JSON that is none
         raise ExecutableError(f"corrupt: {error}") from None
 
 
@@ -86,6 +89,9 @@ def _read(data: memoryview) -> ElfFile:
         if name not in sections:
             raise ExecutableError(f"there is no section {name}")
     notes = _notes(sections[".note.tpu"])
+    digest = hashlib.sha256(notes[NOTE_METADATA] + notes[NOTE_CACHE_KEY]).digest()
+    if digest != notes[NOTE_DIGEST]:
+        raise ExecutableError("its metadata does not match its checksum")
     metadata = json.loads(notes[NOTE_METADATA])
     if not isinstance(metadata, dict) or metadata.get("version") != METADATA_VERSION:
         raise ExecutableError(f"its metadata is not of version {METADATA_VERSION}")
@@ -128,7 +134,7 @@ def _notes(data: bytes) -> dict[int, bytes]:
         if data[at + 12 : at + 12 + name_bytes] == NOTE_OWNER:
             notes[kind] = data[start : start + size]
         at = start + (size + 3) // 4 * 4
-    for kind in (NOTE_METADATA, NOTE_CACHE_KEY):
+    for kind in (NOTE_METADATA, NOTE_CACHE_KEY, NOTE_DIGEST):
         if kind not in notes:
             raise ExecutableError(f"there is no note of type 0x{kind:x}")
     return notes

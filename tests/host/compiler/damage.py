@@ -23,10 +23,28 @@ def rewrite(executable: Executable, change: Callable[[int, Instr], Instr]) -> by
 
 def recode(executable: Executable, old: bytes, code: bytes) -> bytes:
     """Replaces the code by one of the same length."""
-    digest = hashlib.sha256(old).hexdigest().encode()
-    assert json.dumps(executable.metadata).encode().count(digest) == 1
-    elf = executable.elf.replace(old, code)
-    return elf.replace(digest, hashlib.sha256(code).hexdigest().encode())
+    changes = {old: code}
+    return remake(executable, changes | {_hex(old): _hex(code)})
+
+
+def remake(executable: Executable, changes: dict[bytes, bytes]) -> bytes:
+    """Replaces bytes of the file by as many others, the metadata's checksum renewed."""
+    elf = executable.elf
+    for old, new in changes.items():
+        assert elf.count(old) == 1 and len(old) == len(new)
+        elf = elf.replace(old, new)
+    metadata = json.dumps(executable.metadata, separators=(",", ":")).encode()
+    at = executable.elf.index(metadata)
+    digests = [
+        hashlib.sha256(file[at : at + len(metadata)] + executable.key).digest()
+        for file in (executable.elf, elf)
+    ]
+    assert elf.count(digests[0]) == 1
+    return elf.replace(*digests)
+
+
+def _hex(data: bytes) -> bytes:
+    return hashlib.sha256(data).hexdigest().encode()
 
 
 def strip_waits(executable: Executable) -> bytes:

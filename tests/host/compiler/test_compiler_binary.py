@@ -14,7 +14,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from damage import rewrite, strip_waits
+from damage import remake, rewrite, strip_waits
 from llama_graph import SMOLLM2, Config, llama
 from vtpu_compiler import (
     CompileError,
@@ -154,7 +154,7 @@ def test_pyelftools_reads_it(full) -> None:
     words = np.frombuffer(rodata.data(), np.uint32).tolist()
     assert words == [0x444B5054, 1, 0, text["sh_size"], 3, 0, 0, 0]
     notes = list(elf.get_section_by_name(".note.tpu").iter_notes())
-    assert [note["n_name"] for note in notes] == ["TPU", "TPU"]
+    assert [note["n_name"] for note in notes] == ["TPU", "TPU", "TPU"]
     assert elf.get_section_by_name(".tpu.weights")["sh_type"] == "SHT_NOBITS"
 
 
@@ -222,13 +222,32 @@ def test_damaged_files_give_clear_errors(small) -> None:
     with pytest.raises(ExecutableError, match="checksum"):
         read_metadata(elf[: at + 100] + b"\xff" + elf[at + 101 :])
     with pytest.raises(ExecutableError, match="ISA version 9"):
-        read_metadata(elf.replace(b'"isa_version":1', b'"isa_version":9'))
+        read_metadata(remake(small, {b'"isa_version":1': b'"isa_version":9'}))
 
 
-def test_any_damaged_byte_is_survived(small) -> None:
+def test_every_damaged_byte_of_code_and_metadata_is_found(small) -> None:
+    elf = small.elf
     rng = np.random.default_rng(3)
-    head = small.elf.index(b'"launch"') + 400
-    for at in [*rng.integers(0, len(small.elf), 300), *range(0, head, 7)]:
+    start = elf.index(b"TPU\0") - 12
+    end = elf.index(small.key) + len(small.key)
+    text = elf.index(read_elf(elf).code)
+    places = [*rng.integers(start, end, 400), *rng.integers(text, text + 500, 100)]
+    descriptor = elf.index(np.array([0x444B5054], "<u4").tobytes())
+    for at in [*places, *range(descriptor, descriptor + 16)]:
+        data = bytearray(elf)
+        data[at] ^= 1 << int(rng.integers(8))
+        with pytest.raises(ExecutableError):
+            read_metadata(bytes(data))
+
+
+def test_no_damaged_byte_anywhere_breaks_the_reader(small) -> None:
+    rng = np.random.default_rng(4)
+    headers = len(small.elf) - 64 * 16
+    for at in [
+        *range(64),
+        *rng.integers(0, len(small.elf), 200),
+        *range(headers, len(small.elf), 5),
+    ]:
         data = bytearray(small.elf)
         data[at] ^= 1 << int(rng.integers(8))
         with contextlib.suppress(ExecutableError):  # any other error fails
