@@ -38,9 +38,7 @@ def open_vtpu(qemu_command: list[str], tmp_path: Path) -> Iterator[Callable[...,
             settings = {"hbm_size": "64M", "threads": "2"} | properties
             words = ",".join(f"{key.replace('_', '-')}={value}" for key, value in settings.items())
             device = ("-device", f"vtpu,id=tpu,bus=rp,{words}")
-            qemu = stack.enter_context(
-                Qemu(qemu_command, tmp_path, *options, *ROOT_PORT, *device)
-            )
+            qemu = stack.enter_context(Qemu(qemu_command, tmp_path, *options, *ROOT_PORT, *device))
             return Vtpu(qemu)
 
         yield make

@@ -98,7 +98,9 @@ class Qemu:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         try:
@@ -294,7 +296,12 @@ class Queue:
     """A queue with its ring and fence in RAM."""
 
     def __init__(
-        self, vtpu: Vtpu, number: int, *, context: int = 0, ring: int | None = None,
+        self,
+        vtpu: Vtpu,
+        number: int,
+        *,
+        context: int = 0,
+        ring: int | None = None,
         fence: int | None = None,
     ) -> None:
         self.vtpu, self.number, self.tail, self.vector = vtpu, number, 0, number + 1
@@ -330,8 +337,9 @@ class Queue:
         return self.vtpu.qemu.load(self.fence_at, 8)
 
     def push(self, command: str, payload: bytes = b"", *, flags: int = 3) -> int:
-        entry = struct.pack("<BBHIQQ40s", D[f"CMD_{command}"], flags, 0, 0, self.tail + 1, 0,
-                            payload)
+        entry = struct.pack(
+            "<BBHIQQ40s", D[f"CMD_{command}"], flags, 0, 0, self.tail + 1, 0, payload
+        )
         self.vtpu.qemu.write(self.ring + self.tail % 16 * 64, entry)
         self.tail += 1
         self.vtpu.qemu.store(DOORBELLS + self.number * 4096, self.tail, 4)

@@ -167,9 +167,19 @@ def test_bad_properties_are_refused(
 
     words = ",".join(f"{key.replace('_', '-')}={value}" for key, value in properties.items())
     done = subprocess.run(
-        [*qemu_command, "-machine", "q35,accel=qtest", "-display", "none", "-nodefaults",
-         "-device", f"vtpu,{words}"],
-        capture_output=True, text=True, timeout=60,
+        [
+            *qemu_command,
+            "-machine",
+            "q35,accel=qtest",
+            "-display",
+            "none",
+            "-nodefaults",
+            "-device",
+            f"vtpu,{words}",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 1 and message in done.stderr
 
@@ -177,7 +187,8 @@ def test_bad_properties_are_refused(
 def test_memory_backend(open_vtpu: Callable[..., Vtpu], tmp_path: Path) -> None:
     backing = tmp_path / "hbm"
     vtpu = open_vtpu(
-        "-object", f"memory-backend-file,id=hbm,size=32M,share=on,mem-path={backing}",
+        "-object",
+        f"memory-backend-file,id=hbm,size=32M,share=on,mem-path={backing}",
         hbm_memdev="hbm",
     )
     assert vtpu.reg("HBM_SIZE", 8) == 32 << 20

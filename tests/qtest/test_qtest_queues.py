@@ -8,7 +8,7 @@ import struct
 
 import pytest
 from asm import R, ins, program
-from qtest import DOORBELLS, EXEC, RAM, READ, REGS, WRITE, AddressSpace, D, Queue, Vtpu, wait_for
+from qtest import DOORBELLS, EXEC, RAM, READ, REGS, WRITE, AddressSpace, Queue, Vtpu, wait_for
 
 TABLES, CODE, DATA = 0x100000, 0x200000, 0x300000
 FOREVER = ins("JMP", target=0)

@@ -47,11 +47,13 @@ def ins(
             value = value if isinstance(value, R) else R(value)
         value = value if isinstance(value, R) else R(0, value)
         registers[index], immediates[index] = value.number, value.offset
-    imm64 = operands.pop(op.imm64, 0) if op.imm64 else 0
+    whole = operands.pop(op.imm64, 0) if op.imm64 else 0
+    assert isinstance(whole, int)
+    imm64 = whole
     for field, (low, high) in op.imm64_fields.items():
         value = operands.pop(field)
         assert isinstance(value, int) and value < 1 << (high - low + 1)
-        imm64 = int(imm64) | value << low
+        imm64 |= value << low
     assert not operands, f"{name} has no {sorted(operands)}"
     counter, target = wait or (0, 0)
     target = target if isinstance(target, R) else R(0, target)
@@ -82,3 +84,29 @@ def program(*instructions: bytes) -> bytes:
 def pc(index: int) -> int:
     """The byte offset of an instruction."""
     return index * hw.INSTR_BYTES
+
+
+def vmem_program(
+    loads: list[tuple[int, int, int]], body: list[bytes], stores: list[tuple[int, int, int]]
+) -> bytes:
+    """loads: (vmem, hbm, bytes); the body; stores: (hbm, vmem, bytes). In order."""
+
+    def one_row(name: str, dst: int, src: int, size: int) -> bytes:
+        # Counts end at 2^20 and a row is a multiple of 4 bytes.
+        rows = max(1, size >> 18)
+        assert size % rows == 0
+        return ins(
+            name,
+            dst=dst,
+            src=src,
+            rows=rows,
+            row_bytes=size // rows,
+            dst_stride=size // rows,
+            src_stride=size // rows,
+        )
+
+    return program(
+        *[one_row("DMA_LOAD", *load) for load in loads],
+        *body,
+        *[one_row("DMA_STORE", *store) for store in stores],
+    )

@@ -105,8 +105,14 @@ class Machine:
         self._irq_seen = threading.Condition()
         self.on_dma: Callable[[str, int, int], None] | None = None
         self._ops = _Ops(
-            _DmaRead(self._read), _DmaWrite(self._write), _Irq(self._irq),
-            _Error(self._error), _Dirty(self._hbm_dirty), None, None, None,
+            _DmaRead(self._read),
+            _DmaWrite(self._write),
+            _Irq(self._irq),
+            _Error(self._error),
+            _Dirty(self._hbm_dirty),
+            None,
+            None,
+            None,
         )
         self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
         error = c.c_char_p()
@@ -123,7 +129,9 @@ class Machine:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None,
+        self,
+        kind: type[BaseException] | None,
+        value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
         self.lib.vtpu_core_free(self._core)
@@ -131,7 +139,7 @@ class Machine:
     # --- callbacks, on the machine's thread ---
 
     def _in_system(self, addr: int, size: int) -> bool:
-        return self.bus_ok and SYSTEM_BASE <= addr and addr + size <= SYSTEM_BASE + SYSTEM_BYTES
+        return self.bus_ok and addr >= SYSTEM_BASE and addr + size <= SYSTEM_BASE + SYSTEM_BYTES
 
     def _read(self, _: Any, addr: int, buffer: int, size: int) -> bool:
         self.dma_log.append(("read", addr, size))
@@ -254,8 +262,15 @@ class Machine:
         return table + 8 * (va >> (12 + 9 * level) & 511)
 
     def map(
-        self, context: int, va: int, target: int, size: int,
-        rights: int = READ | WRITE | EXEC, *, hbm: bool = True, huge: bool = False,
+        self,
+        context: int,
+        va: int,
+        target: int,
+        size: int,
+        rights: int = READ | WRITE | EXEC,
+        *,
+        hbm: bool = True,
+        huge: bool = False,
     ) -> None:
         page = 2 << 20 if huge else 4096
         for at in range(0, size, page):
@@ -273,8 +288,14 @@ class Queue:
     """A ring in system memory, one page a queue from the start of it."""
 
     def __init__(
-        self, machine: Machine, number: int = 0, *, context: int = 0, priority: int = 1,
-        log2: int = 4, enable: bool = True,
+        self,
+        machine: Machine,
+        number: int = 0,
+        *,
+        context: int = 0,
+        priority: int = 1,
+        log2: int = 4,
+        enable: bool = True,
     ) -> None:
         self.machine, self.number, self.log2, self.tail = machine, number, log2, 0
         self.vector = number + 1
@@ -371,24 +392,3 @@ class Queue:
         self.machine.write(D["REG_ERR_QUEUES"], 1 << self.number)
         self.tail = 0
         self.set("CTRL", D["Q_CTRL_ENABLE"])
-
-
-def vmem_program(loads: list[tuple[int, int, int]], body: list[bytes],
-                 stores: list[tuple[int, int, int]]) -> bytes:
-    """loads: (vmem, hbm, bytes); the body; stores: (hbm, vmem, bytes). In order."""
-    from asm import ins, program
-
-    def one_row(name: str, dst: int, src: int, size: int) -> bytes:
-        # Counts end at 2^20 and a row is a multiple of 4 bytes.
-        rows = max(1, size >> 18)
-        assert size % rows == 0
-        return ins(
-            name, dst=dst, src=src, rows=rows, row_bytes=size // rows,
-            dst_stride=size // rows, src_stride=size // rows,
-        )
-
-    return program(
-        *[one_row("DMA_LOAD", *load) for load in loads],
-        *body,
-        *[one_row("DMA_STORE", *store) for store in stores],
-    )

@@ -9,12 +9,11 @@ import struct
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import numerics_reference as ref
+import numpy as np
 import pytest
-from asm import R, ins
-from machine import READ, SYSTEM_BASE, WRITE, Machine, Queue, vmem_program
-
+from asm import R, ins, vmem_program
+from machine import READ, SYSTEM_BASE, WRITE, Machine, Queue
 from vtpu_compiler import hw
 
 FMT = hw.FMT
@@ -89,16 +88,32 @@ def test_dma_moves_rows_with_strides(
 ) -> None:
     data = np.random.default_rng(0).integers(0, 256, (50, 1000), dtype=np.uint8)
     src, dst = place(data.tobytes()), place(bytes(50 * 600))
-    queue.run(vmem_program(
-        [],
-        [
-            ins("DMA_LOAD", dst=4, src=src + 7, rows=50, row_bytes=500, dst_stride=700,
-                src_stride=1000),
-            ins("DMA_STORE", dst=dst + 1, src=4, rows=50, row_bytes=500, dst_stride=600,
-                src_stride=700),
-        ],
-        [],
-    ))
+    queue.run(
+        vmem_program(
+            [],
+            [
+                ins(
+                    "DMA_LOAD",
+                    dst=4,
+                    src=src + 7,
+                    rows=50,
+                    row_bytes=500,
+                    dst_stride=700,
+                    src_stride=1000,
+                ),
+                ins(
+                    "DMA_STORE",
+                    dst=dst + 1,
+                    src=4,
+                    rows=50,
+                    row_bytes=500,
+                    dst_stride=600,
+                    src_stride=700,
+                ),
+            ],
+            [],
+        )
+    )
     got = np.frombuffer(_read(machine, queue, dst, 50 * 600), np.uint8)
     expected = np.zeros((50, 600), np.uint8)
     expected[:, 1:501] = data[:, 7:507]
@@ -123,9 +138,19 @@ def test_gather_and_scatter_of_rows(
     at, out = vmem.put(index), vmem.space(count * width * 4)
     got = vmem.run(
         queue,
-        ins("DMA_GATHER", fmt=fmt, dst=out, table=va, index=at, count=count, width=width,
-            table_rows=rows, dst_stride=width * 4),
-        out, count * width * 4,
+        ins(
+            "DMA_GATHER",
+            fmt=fmt,
+            dst=out,
+            table=va,
+            index=at,
+            count=count,
+            width=width,
+            table_rows=rows,
+            dst_stride=width * 4,
+        ),
+        out,
+        count * width * 4,
     )
     assert np.array_equal(np.frombuffer(got, f32).reshape(count, width), exact[index])
 
@@ -135,9 +160,19 @@ def test_gather_and_scatter_of_rows(
     at, src = vmem.put(skipped), vmem.put(-exact[index])
     vmem.run(
         queue,
-        ins("DMA_SCATTER", fmt=fmt, table=va, src=src, index=at, count=count, width=width,
-            table_rows=rows, src_stride=width * 4),
-        src, 64,
+        ins(
+            "DMA_SCATTER",
+            fmt=fmt,
+            table=va,
+            src=src,
+            index=at,
+            count=count,
+            width=width,
+            table_rows=rows,
+            src_stride=width * 4,
+        ),
+        src,
+        64,
     )
     after = np.frombuffer(_read(machine, queue, va, stored.nbytes), stored.dtype)
     sign = np.array(0x8000, np.uint16)
@@ -154,9 +189,19 @@ def test_scatter_of_the_same_row_keeps_the_last(machine: Machine, queue: Queue) 
     index, src = vmem.put(np.full(5, 2, np.uint32)), vmem.put(rows)
     vmem.run(
         queue,
-        ins("DMA_SCATTER", fmt="F32", table=table, src=src, index=index, count=5, width=16,
-            table_rows=64, src_stride=64),
-        src, 64,
+        ins(
+            "DMA_SCATTER",
+            fmt="F32",
+            table=table,
+            src=src,
+            index=index,
+            count=5,
+            width=16,
+            table_rows=64,
+            src_stride=64,
+        ),
+        src,
+        64,
     )
     assert np.array_equal(np.frombuffer(machine.get(table + 128, 64), f32), rows[4])
 
@@ -172,7 +217,11 @@ def _matrix(fmt: str, n: int, k: int) -> tuple[Any, Any, Any, int]:
 @pytest.mark.parametrize("fmt", ["Q8_0", "Q4_0", "Q4_1"])
 @pytest.mark.parametrize(("rows", "accumulate"), [(1, False), (13, True)])
 def test_matmul(
-    machine: Machine, queue: Queue, place: Callable[[bytes], int], fmt: str, rows: int,
+    machine: Machine,
+    queue: Queue,
+    place: Callable[[bytes], int],
+    fmt: str,
+    rows: int,
     accumulate: bool,
 ) -> None:
     n, k = 208, 416
@@ -183,9 +232,21 @@ def test_matmul(
     src, dst = vmem.put(x), vmem.put(before)
     got = vmem.run(
         queue,
-        ins("MATMUL", fmt=fmt, dst=dst, src=src, weight=va, m=rows, n=n, k=k, dst_stride=n * 4,
-            src_stride=k * 4, flags=("ACCUMULATE",) if accumulate else ()),
-        dst, rows * n * 4,
+        ins(
+            "MATMUL",
+            fmt=fmt,
+            dst=dst,
+            src=src,
+            weight=va,
+            m=rows,
+            n=n,
+            k=k,
+            dst_stride=n * 4,
+            src_stride=k * 4,
+            flags=("ACCUMULATE",) if accumulate else (),
+        ),
+        dst,
+        rows * n * 4,
     )
     expected = ref.matmul(x, q, d, m, code, before if accumulate else None)
     assert np.array_equal(np.frombuffer(got, f32).reshape(rows, n), expected)
@@ -201,9 +262,20 @@ def test_more_activations_than_a_pass_holds(machine: Machine, queue: Queue) -> N
     src, dst = vmem.put(x), vmem.space(rows * n * 4)
     got = vmem.run(
         queue,
-        ins("MATMUL", fmt="Q4_1", dst=dst, src=src, weight=weight, m=rows, n=n, k=k,
-            dst_stride=n * 4, src_stride=0),
-        dst, rows * n * 4,
+        ins(
+            "MATMUL",
+            fmt="Q4_1",
+            dst=dst,
+            src=src,
+            weight=weight,
+            m=rows,
+            n=n,
+            k=k,
+            dst_stride=n * 4,
+            src_stride=0,
+        ),
+        dst,
+        rows * n * 4,
     )
     expected = ref.matmul(x, q, d, m, code)
     assert np.array_equal(np.frombuffer(got, f32).reshape(rows, n), np.tile(expected, (rows, 1)))
@@ -222,9 +294,19 @@ def test_gather_from_a_tiled_matrix(
     at, out = vmem.put(index), vmem.space(6 * 512)
     got = vmem.run(
         queue,
-        ins("DMA_GATHER", fmt=fmt, dst=out, table=va, index=at, count=6, width=k, table_rows=n,
-            dst_stride=512),
-        out, 6 * 512,
+        ins(
+            "DMA_GATHER",
+            fmt=fmt,
+            dst=out,
+            table=va,
+            index=at,
+            count=6,
+            width=k,
+            table_rows=n,
+            dst_stride=512,
+        ),
+        out,
+        6 * 512,
     )
     rows = np.frombuffer(got, f32).reshape(6, 128)[:, :k]
     assert np.array_equal(rows, ref.dequantise(q, d, m, code)[index])
@@ -252,7 +334,8 @@ def test_vector_operations(machine: Machine, queue: Queue) -> None:
         got = vmem.run(
             queue,
             ins(name, dst=out, rows=rows, width=width, dst_stride=width * 4, **operands),
-            out, rows * width * 4,
+            out,
+            rows * width * 4,
         )
         assert np.array_equal(np.frombuffer(got, f32).reshape(rows, width), expected), name
 
@@ -263,9 +346,11 @@ def test_one_row_is_broadcast_by_a_zero_stride(machine: Machine, queue: Queue) -
     at, bt = vmem.put(a), vmem.put(b)
     got = vmem.run(
         queue,
-        ins("V_ADD", dst=at, a=at, b=bt, rows=5, width=32, dst_stride=128, a_stride=128,
-            b_stride=0),
-        at, 5 * 128,
+        ins(
+            "V_ADD", dst=at, a=at, b=bt, rows=5, width=32, dst_stride=128, a_stride=128, b_stride=0
+        ),
+        at,
+        5 * 128,
     )
     assert np.array_equal(np.frombuffer(got, f32).reshape(5, 32), a + b)
 
@@ -278,9 +363,19 @@ def test_rmsnorm_and_rope(machine: Machine, queue: Queue) -> None:
     src, w, out = vmem.put(x), vmem.put(weight), vmem.space(rows * width * 4)
     got = vmem.run(
         queue,
-        ins("V_RMSNORM", dst=out, src=src, weight=w, rows=rows, width=width, aux=1e-5,
-            dst_stride=width * 4, src_stride=width * 4),
-        out, rows * width * 4,
+        ins(
+            "V_RMSNORM",
+            dst=out,
+            src=src,
+            weight=w,
+            rows=rows,
+            width=width,
+            aux=1e-5,
+            dst_stride=width * 4,
+            src_stride=width * 4,
+        ),
+        out,
+        rows * width * 4,
     )
     expected = ref.rmsnorm(x, weight, 1e-5)
     assert np.array_equal(np.frombuffer(got, f32).reshape(rows, width), expected)
@@ -289,9 +384,20 @@ def test_rmsnorm_and_rope(machine: Machine, queue: Queue) -> None:
         src, angles = vmem.put(x), vmem.put(cos_sin)
         got = vmem.run(
             queue,
-            ins("V_ROPE", mode=mode, dst=src, src=src, cos_sin=angles, rows=rows, heads=heads,
-                head_dim=dim, dst_stride=width * 4, src_stride=width * 4),
-            src, rows * width * 4,
+            ins(
+                "V_ROPE",
+                mode=mode,
+                dst=src,
+                src=src,
+                cos_sin=angles,
+                rows=rows,
+                heads=heads,
+                head_dim=dim,
+                dst_stride=width * 4,
+                src_stride=width * 4,
+            ),
+            src,
+            rows * width * 4,
         )
         expected = ref.rope(x, cos_sin, heads, mode == "HALVES")
         assert np.array_equal(np.frombuffer(got, f32).reshape(rows, width), expected)
@@ -304,9 +410,19 @@ def test_take(machine: Machine, queue: Queue) -> None:
     src, at, out = vmem.put(x), vmem.put(index), vmem.space(4 * 96)
     got = vmem.run(
         queue,
-        ins("V_TAKE", dst=out, src=src, index=at, rows=4, width=24, src_rows=40, dst_stride=96,
-            src_stride=96),
-        out, 4 * 96,
+        ins(
+            "V_TAKE",
+            dst=out,
+            src=src,
+            index=at,
+            rows=4,
+            width=24,
+            src_rows=40,
+            dst_stride=96,
+            src_stride=96,
+        ),
+        out,
+        4 * 96,
     )
     assert np.array_equal(np.frombuffer(got, f32).reshape(4, 24), x[index])
 
@@ -316,7 +432,11 @@ SLOTS = 200
 
 
 def _attention(
-    machine: Machine, queue: Queue, place: Callable[[bytes], int], info: Any, tables: Any,
+    machine: Machine,
+    queue: Queue,
+    place: Callable[[bytes], int],
+    info: Any,
+    tables: Any,
     **more: Any,
 ) -> tuple[Any, bytes, tuple[Any, Any, Any]]:
     rows = len(info)
@@ -326,15 +446,24 @@ def _attention(
     qa, ia, ta = vmem.put(q), vmem.put(info), vmem.put(tables)
     out = more.pop("dst", None)
     out = vmem.space(q.nbytes) if out is None else out
-    code = ins("V_ATTN", fmt="F16", aux=0.125, dst=out, q=qa, k_cache=place(k.tobytes()),
-               v_cache=place(v.tobytes()), rows=rows, row_info=ia, block_tables=ta,
-               num_slots=SLOTS, **(ATTN | more))
+    code = ins(
+        "V_ATTN",
+        fmt="F16",
+        aux=0.125,
+        dst=out,
+        q=qa,
+        k_cache=place(k.tobytes()),
+        v_cache=place(v.tobytes()),
+        rows=rows,
+        row_info=ia,
+        block_tables=ta,
+        num_slots=SLOTS,
+        **(ATTN | more),
+    )
     return vmem, code, (q, k, v)
 
 
-def test_paged_attention(
-    machine: Machine, queue: Queue, place: Callable[[bytes], int]
-) -> None:
+def test_paged_attention(machine: Machine, queue: Queue, place: Callable[[bytes], int]) -> None:
     info = np.array([[1, 0], [31, 0], [32, 0], [0, 1], [17, 1], [6, 2]], np.uint32)
     chooser = random.Random(3)
     tables = np.array([chooser.sample(range(SLOTS // 4), 8) for _ in range(3)], np.uint32)
@@ -345,7 +474,9 @@ def test_paged_attention(
         slots = [int(tables[table][j // 4]) * 4 + j % 4 for j in range(keys)]
         for head in range(6):
             expected = ref.attention(
-                q[row, head], k[slots, head // 3].astype(f32), v[slots, head // 3].astype(f32),
+                q[row, head],
+                k[slots, head // 3].astype(f32),
+                v[slots, head // 3].astype(f32),
                 0.125,
             )
             assert np.array_equal(got[row, head], expected), (row, head)
@@ -357,8 +488,15 @@ def _sampling(machine: Machine, rows: list[tuple[Any, ...]], vocab: int) -> tupl
     vmem = Vmem(machine)
     la, pa = vmem.put(logits), vmem.put(np.frombuffer(params, np.uint8))
     out = vmem.space(192 * len(rows))
-    code = ins("V_SAMPLE", dst=out, logits=la, params=pa, rows=len(rows), vocab=vocab,
-               logits_stride=vocab * 4)
+    code = ins(
+        "V_SAMPLE",
+        dst=out,
+        logits=la,
+        params=pa,
+        rows=len(rows),
+        vocab=vocab,
+        logits_stride=vocab * 4,
+    )
     return vmem, code, logits
 
 
@@ -412,8 +550,20 @@ ROWS = {"dst_stride": 64, "a_stride": 64, "b_stride": 64}
         (ins("V_ADD", dst=END - 64, a=0, b=0, rows=2, width=16, **ROWS), "VMEM_RANGE"),
         (ins("V_ADD", dst=0, a=END - 64, b=0, rows=1, width=17, **ROWS), "VMEM_RANGE"),
         (ins("V_ADD", dst=0, a=0, b=END, rows=1, width=1, **ROWS), "VMEM_RANGE"),
-        (ins("V_ADD", dst=0, a=0, b=0, rows=1 << 20, width=16, dst_stride=64,
-             a_stride=(1 << 31) - 4, b_stride=64), "VMEM_RANGE"),
+        (
+            ins(
+                "V_ADD",
+                dst=0,
+                a=0,
+                b=0,
+                rows=1 << 20,
+                width=16,
+                dst_stride=64,
+                a_stride=(1 << 31) - 4,
+                b_stride=64,
+            ),
+            "VMEM_RANGE",
+        ),
         (ins("V_ADD", dst=R(1), a=0, b=0, rows=1, width=16, **ROWS), "VMEM_RANGE"),
         (ins("V_ADD", dst=32, a=0, b=0, rows=1, width=16, **ROWS), "VMEM_RANGE"),
         (ins("LDV", rd=2, addr=END), "VMEM_RANGE"),
@@ -421,37 +571,181 @@ ROWS = {"dst_stride": 64, "a_stride": 64, "b_stride": 64}
         # rows that would be written by two threads
         (ins("V_ADD", dst=0, a=0, b=0, rows=2, width=32, **ROWS), "BAD_OPERAND"),
         # shapes
-        (ins("V_RMSNORM", dst=0, src=0, weight=0, rows=1, width=24, dst_stride=0, src_stride=0),
-         "BAD_OPERAND"),
-        (ins("V_ROPE", dst=0, src=0, cos_sin=0, rows=1, heads=1, head_dim=8, dst_stride=0,
-             src_stride=0), "BAD_OPERAND"),
-        (ins("MATMUL", fmt="Q8_0", dst=0, src=0, weight=0, m=1, n=8, k=32, dst_stride=0,
-             src_stride=0), "BAD_OPERAND"),
-        (ins("MATMUL", fmt="Q8_0", dst=0, src=0, weight=0, m=1, n=16, k=48, dst_stride=0,
-             src_stride=0), "BAD_OPERAND"),
-        (ins("MATMUL", fmt="Q8_0", dst=0, src=0, weight=0, m=1, n=16, k=0, dst_stride=0,
-             src_stride=0), "BAD_OPERAND"),
-        (ins("MATMUL", fmt="Q8_0", dst=0, src=0, weight=1 << 31, m=1, n=16, k=32, dst_stride=0,
-             src_stride=0), "UNMAPPED"),
-        (ins("DMA_LOAD", dst=0, src=0, rows=1, row_bytes=6, dst_stride=0, src_stride=0),
-         "BAD_OPERAND"),
-        (ins("DMA_LOAD", dst=2, src=0, rows=1, row_bytes=4, dst_stride=0, src_stride=0),
-         "VMEM_RANGE"),
-        (ins("DMA_LOAD", dst=0, src=1 << 31, rows=1, row_bytes=4, dst_stride=0, src_stride=0),
-         "UNMAPPED"),
-        (ins("DMA_GATHER", fmt="Q8_0", dst=0, table=0, index=0, count=0, width=48, table_rows=16,
-             dst_stride=0), "BAD_OPERAND"),
-        (ins("DMA_GATHER", fmt="Q8_0", dst=0, table=0, index=0, count=0, width=32, table_rows=24,
-             dst_stride=0), "BAD_OPERAND"),
+        (
+            ins("V_RMSNORM", dst=0, src=0, weight=0, rows=1, width=24, dst_stride=0, src_stride=0),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "V_ROPE",
+                dst=0,
+                src=0,
+                cos_sin=0,
+                rows=1,
+                heads=1,
+                head_dim=8,
+                dst_stride=0,
+                src_stride=0,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "MATMUL",
+                fmt="Q8_0",
+                dst=0,
+                src=0,
+                weight=0,
+                m=1,
+                n=8,
+                k=32,
+                dst_stride=0,
+                src_stride=0,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "MATMUL",
+                fmt="Q8_0",
+                dst=0,
+                src=0,
+                weight=0,
+                m=1,
+                n=16,
+                k=48,
+                dst_stride=0,
+                src_stride=0,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "MATMUL",
+                fmt="Q8_0",
+                dst=0,
+                src=0,
+                weight=0,
+                m=1,
+                n=16,
+                k=0,
+                dst_stride=0,
+                src_stride=0,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "MATMUL",
+                fmt="Q8_0",
+                dst=0,
+                src=0,
+                weight=1 << 31,
+                m=1,
+                n=16,
+                k=32,
+                dst_stride=0,
+                src_stride=0,
+            ),
+            "UNMAPPED",
+        ),
+        (
+            ins("DMA_LOAD", dst=0, src=0, rows=1, row_bytes=6, dst_stride=0, src_stride=0),
+            "BAD_OPERAND",
+        ),
+        (
+            ins("DMA_LOAD", dst=2, src=0, rows=1, row_bytes=4, dst_stride=0, src_stride=0),
+            "VMEM_RANGE",
+        ),
+        (
+            ins("DMA_LOAD", dst=0, src=1 << 31, rows=1, row_bytes=4, dst_stride=0, src_stride=0),
+            "UNMAPPED",
+        ),
+        (
+            ins(
+                "DMA_GATHER",
+                fmt="Q8_0",
+                dst=0,
+                table=0,
+                index=0,
+                count=0,
+                width=48,
+                table_rows=16,
+                dst_stride=0,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "DMA_GATHER",
+                fmt="Q8_0",
+                dst=0,
+                table=0,
+                index=0,
+                count=0,
+                width=32,
+                table_rows=24,
+                dst_stride=0,
+            ),
+            "BAD_OPERAND",
+        ),
         # an index list that its own result would overwrite
-        (ins("DMA_GATHER", fmt="F32", dst=0, table=0, index=60, count=2, width=16, table_rows=9,
-             dst_stride=64), "BAD_OPERAND"),
-        (ins("V_TAKE", dst=0, src=4096, index=4, rows=2, width=16, src_rows=9, dst_stride=64,
-             src_stride=64), "BAD_OPERAND"),
-        (ins("DMA_GATHER", fmt="F32", dst=0, table=0, index=4096, count=1, width=16,
-             table_rows=0, dst_stride=64), "INDEX_RANGE"),
-        (ins("V_TAKE", dst=0, src=4096, index=8192, rows=1, width=16, src_rows=0, dst_stride=64,
-             src_stride=64), "INDEX_RANGE"),
+        (
+            ins(
+                "DMA_GATHER",
+                fmt="F32",
+                dst=0,
+                table=0,
+                index=60,
+                count=2,
+                width=16,
+                table_rows=9,
+                dst_stride=64,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "V_TAKE",
+                dst=0,
+                src=4096,
+                index=4,
+                rows=2,
+                width=16,
+                src_rows=9,
+                dst_stride=64,
+                src_stride=64,
+            ),
+            "BAD_OPERAND",
+        ),
+        (
+            ins(
+                "DMA_GATHER",
+                fmt="F32",
+                dst=0,
+                table=0,
+                index=4096,
+                count=1,
+                width=16,
+                table_rows=0,
+                dst_stride=64,
+            ),
+            "INDEX_RANGE",
+        ),
+        (
+            ins(
+                "V_TAKE",
+                dst=0,
+                src=4096,
+                index=8192,
+                rows=1,
+                width=16,
+                src_rows=0,
+                dst_stride=64,
+                src_stride=64,
+            ),
+            "INDEX_RANGE",
+        ),
     ],
 )
 def test_refused_operands(queue: Queue, instruction: bytes, cause: str) -> None:
@@ -461,15 +755,42 @@ def test_refused_operands(queue: Queue, instruction: bytes, cause: str) -> None:
 
 
 def test_zero_rows_do_nothing(queue: Queue) -> None:
-    queue.run(vmem_program([], [
-        ins("V_ADD", dst=0, a=0, b=0, rows=0, width=1 << 20, **ROWS),
-        ins("MATMUL", fmt="Q4_1", dst=0, src=0, weight=1 << 31, m=0, n=16, k=32, dst_stride=0,
-            src_stride=0),
-        ins("DMA_LOAD", dst=0, src=1 << 31, rows=0, row_bytes=64, dst_stride=0, src_stride=0),
-        ins("DMA_GATHER", fmt="F16", dst=0, table=1 << 31, index=64, count=0, width=16,
-            table_rows=0, dst_stride=64),
-        ins("V_SAMPLE", dst=0, logits=64, params=128, rows=0, vocab=0, logits_stride=0),
-    ], []))
+    queue.run(
+        vmem_program(
+            [],
+            [
+                ins("V_ADD", dst=0, a=0, b=0, rows=0, width=1 << 20, **ROWS),
+                ins(
+                    "MATMUL",
+                    fmt="Q4_1",
+                    dst=0,
+                    src=0,
+                    weight=1 << 31,
+                    m=0,
+                    n=16,
+                    k=32,
+                    dst_stride=0,
+                    src_stride=0,
+                ),
+                ins(
+                    "DMA_LOAD", dst=0, src=1 << 31, rows=0, row_bytes=64, dst_stride=0, src_stride=0
+                ),
+                ins(
+                    "DMA_GATHER",
+                    fmt="F16",
+                    dst=0,
+                    table=1 << 31,
+                    index=64,
+                    count=0,
+                    width=16,
+                    table_rows=0,
+                    dst_stride=64,
+                ),
+                ins("V_SAMPLE", dst=0, logits=64, params=128, rows=0, vocab=0, logits_stride=0),
+            ],
+            [],
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -490,12 +811,20 @@ def test_zero_rows_do_nothing(queue: Queue) -> None:
     ],
 )
 def test_refused_attention(
-    machine: Machine, queue: Queue, info: list[int], table: list[int], change: dict[str, int],
+    machine: Machine,
+    queue: Queue,
+    info: list[int],
+    table: list[int],
+    change: dict[str, int],
     cause: str,
 ) -> None:
     vmem, code, _ = _attention(
-        machine, queue, machine.place, np.array([info], np.uint32),
-        np.array([table], np.uint32), **change,
+        machine,
+        queue,
+        machine.place,
+        np.array([info], np.uint32),
+        np.array([table], np.uint32),
+        **change,
     )
     assert queue.run_fault(vmem_program(vmem.loads, [code], []))["cause"] == cause
 
@@ -523,9 +852,20 @@ def test_results_do_not_depend_on_threads(
     for _ in range(20):
         got = vmem.run(
             queue,
-            ins("MATMUL", fmt="Q4_1", dst=dst, src=src, weight=weight, m=3, n=1536, k=576,
-                dst_stride=1536 * 4, src_stride=576 * 4),
-            dst, 3 * 1536 * 4,
+            ins(
+                "MATMUL",
+                fmt="Q4_1",
+                dst=dst,
+                src=src,
+                weight=weight,
+                m=3,
+                n=1536,
+                k=576,
+                dst_stride=1536 * 4,
+                src_stride=576 * 4,
+            ),
+            dst,
+            3 * 1536 * 4,
         )
         assert np.array_equal(
             np.frombuffer(got, f32).reshape(3, 1536), ref.matmul(x, q, d, m, code)

@@ -73,9 +73,7 @@ def test_rights(machine: Machine, guest: Queue) -> None:
 
 @pytest.mark.parametrize("level", [3, 2, 1, 0])
 @pytest.mark.parametrize("kind", ["reserved low", "reserved high", "outside HBM"])
-def test_bad_entries_at_every_level(
-    machine: Machine, guest: Queue, level: int, kind: str
-) -> None:
+def test_bad_entries_at_every_level(machine: Machine, guest: Queue, level: int, kind: str) -> None:
     machine.map(1, VA, machine.alloc(4096), 4096)
     entry = machine.pte_at(1, VA, level)
     good = machine.word(entry)

@@ -8,9 +8,8 @@ import struct
 from collections.abc import Callable
 
 import pytest
-from asm import R, ins, pc, program
-from machine import Machine, Queue, vmem_program
-
+from asm import R, ins, pc, program, vmem_program
+from machine import Machine, Queue
 from vtpu_compiler import hw
 
 MASK = (1 << 64) - 1
@@ -80,34 +79,43 @@ def test_registers_and_counters_start_at_zero(machine: Machine, queue: Queue) ->
 @pytest.mark.parametrize(
     ("name", "a", "b", "taken"),
     [
-        ("BEQ", 4, 4, True), ("BEQ", 4, 5, False), ("BNE", 4, 5, True), ("BNE", 4, 4, False),
-        ("BLT", 4, 5, True), ("BLT", 5, 5, False), ("BLT", MASK, 0, False),
+        ("BEQ", 4, 4, True),
+        ("BEQ", 4, 5, False),
+        ("BNE", 4, 5, True),
+        ("BNE", 4, 4, False),
+        ("BLT", 4, 5, True),
+        ("BLT", 5, 5, False),
+        ("BLT", MASK, 0, False),
     ],
 )
 def test_branches(machine: Machine, queue: Queue, name: str, a: int, b: int, taken: bool) -> None:
     out = machine.alloc(4096)
-    queue.run(program(
-        ins("LI", rd=1, value=a),
-        ins("LI", rd=2, value=b),
-        ins(name, a=R(1), b=R(2), target=pc(4)),
-        ins("ST", addr=out, value=1, mode="U64"),
-        ins("ST", addr=out + 8, value=1, mode="U64"),
-    ))
+    queue.run(
+        program(
+            ins("LI", rd=1, value=a),
+            ins("LI", rd=2, value=b),
+            ins(name, a=R(1), b=R(2), target=pc(4)),
+            ins("ST", addr=out, value=1, mode="U64"),
+            ins("ST", addr=out + 8, value=1, mode="U64"),
+        )
+    )
     assert machine.word(out) == (0 if taken else 1)
     assert machine.word(out + 8) == 1
 
 
 def test_words_of_both_sizes(machine: Machine, queue: Queue) -> None:
     data = machine.place(struct.pack("<Q", 0x8877665544332211) + bytes(24))
-    queue.run(program(
-        ins("LD", rd=1, addr=data + 4, mode="U32"),
-        ins("ST", addr=data + 8, value=R(1), mode="U64"),
-        ins("LI", rd=2, value=MASK),
-        ins("ST", addr=data + 16, value=R(2), mode="U32"),
-        ins("DMA_LOAD", dst=64, src=data, rows=1, row_bytes=8, dst_stride=0, src_stride=0),
-        ins("LDV", rd=3, addr=68),
-        ins("ST", addr=data + 24, value=R(3), mode="U64"),
-    ))
+    queue.run(
+        program(
+            ins("LD", rd=1, addr=data + 4, mode="U32"),
+            ins("ST", addr=data + 8, value=R(1), mode="U64"),
+            ins("LI", rd=2, value=MASK),
+            ins("ST", addr=data + 16, value=R(2), mode="U32"),
+            ins("DMA_LOAD", dst=64, src=data, rows=1, row_bytes=8, dst_stride=0, src_stride=0),
+            ins("LDV", rd=3, addr=68),
+            ins("ST", addr=data + 24, value=R(3), mode="U64"),
+        )
+    )
     words = struct.unpack("<4Q", machine.get(data, 32))
     assert words == (0x8877665544332211, 0x88776655, 0xFFFFFFFF, 0x88776655)
 
@@ -142,7 +150,7 @@ def test_every_stray_bit_is_illegal(queue: Queue, name: str) -> None:
 
 def test_unknown_opcodes_are_illegal(queue: Queue) -> None:
     known = {op.code for op in hw.OPS.values()}
-    for code in sorted(set(range(256)) - known)[::9] + [0, 255]:
+    for code in [*sorted(set(range(256)) - known)[::9], 0, 255]:
         fault = queue.run_fault(bytes([code]) + bytes(63))
         assert fault["cause"] == "ILLEGAL_INSTRUCTION"
         queue.restart()
@@ -164,11 +172,19 @@ def test_unknown_opcodes_are_illegal(queue: Queue) -> None:
         ins("ST", addr=4, value=0, mode="U64"),
         _legal("MATMUL")[:5] + bytes([hw.FMT["F32"]]) + _legal("MATMUL")[6:],
         _legal("MATMUL")[:5] + b"\x40" + _legal("MATMUL")[6:],
-        ins("V_ADD", dst=0, a=0, b=0, rows=(1 << 20) + 1, width=0, dst_stride=0, a_stride=0,
-            b_stride=0),
+        ins(
+            "V_ADD",
+            dst=0,
+            a=0,
+            b=0,
+            rows=(1 << 20) + 1,
+            width=0,
+            dst_stride=0,
+            a_stride=0,
+            b_stride=0,
+        ),
         ins("V_ADD", dst=0, a=0, b=0, rows=0, width=0, dst_stride=2, a_stride=0, b_stride=0),
-        ins("V_ADD", dst=0, a=0, b=0, rows=0, width=0, dst_stride=1 << 31, a_stride=0,
-            b_stride=0),
+        ins("V_ADD", dst=0, a=0, b=0, rows=0, width=0, dst_stride=1 << 31, a_stride=0, b_stride=0),
     ],
 )
 def test_fields_out_of_range(queue: Queue, bad: bytes) -> None:
@@ -200,8 +216,18 @@ def test_the_entry_point(machine: Machine, queue: Queue) -> None:
 
 
 def _add(out: int, a: int, b: int, **more: object) -> bytes:
-    return ins("V_ADD", dst=out, a=a, b=b, rows=1, width=16, dst_stride=64, a_stride=64,
-               b_stride=64, **more)  # type: ignore[arg-type]
+    return ins(
+        "V_ADD",
+        dst=out,
+        a=a,
+        b=b,
+        rows=1,
+        width=16,
+        dst_stride=64,
+        a_stride=64,
+        b_stride=64,
+        **more,
+    )  # type: ignore[arg-type]
 
 
 def test_counters_order_the_engines(machine: Machine, queue: Queue) -> None:
@@ -209,12 +235,14 @@ def test_counters_order_the_engines(machine: Machine, queue: Queue) -> None:
     data = machine.place(struct.pack("<16f", *range(16)))
     out = machine.alloc(64)
     row = {"rows": 1, "row_bytes": 64, "dst_stride": 0, "src_stride": 0}
-    queue.run(program(
-        _add(64, 0, 0, wait=(3, 1), signal=4),
-        ins("LI", rd=1, value=1),
-        ins("DMA_LOAD", dst=0, src=data, signal=3, **row),
-        ins("DMA_STORE", dst=out, src=64, wait=(4, R(1)), **row),
-    ))
+    queue.run(
+        program(
+            _add(64, 0, 0, wait=(3, 1), signal=4),
+            ins("LI", rd=1, value=1),
+            ins("DMA_LOAD", dst=0, src=data, signal=3, **row),
+            ins("DMA_STORE", dst=out, src=64, wait=(4, R(1)), **row),
+        )
+    )
     assert struct.unpack("<16f", machine.get(out, 64)) == tuple(2.0 * i for i in range(16))
 
 
@@ -228,7 +256,11 @@ def test_counters_order_the_engines(machine: Machine, queue: Queue) -> None:
 )
 def test_unsatisfiable_waits_are_deadlocks(queue: Queue, code: bytes) -> None:
     assert queue.run_fault(code) == {
-        "cause": "DEADLOCK", "access": 0, "addr": 0, "pc": 0, "entry": 0,
+        "cause": "DEADLOCK",
+        "access": 0,
+        "addr": 0,
+        "pc": 0,
+        "entry": 0,
     }
 
 
@@ -239,21 +271,35 @@ def test_more_instructions_than_an_engine_queue_holds(machine: Machine, queue: Q
     held = [_add(64, 0, 0, wait=(1, 1)) for _ in range(15)]
     queue.run(program(*held, ins("DMA_LOAD", dst=0, src=data, signal=1, **row)))
     too_many = [_add(64, 0, 0, wait=(1, 1)) for _ in range(17)]
-    fault = queue.run_fault(
-        program(*too_many, ins("DMA_LOAD", dst=0, src=data, signal=1, **row))
-    )
+    fault = queue.run_fault(program(*too_many, ins("DMA_LOAD", dst=0, src=data, signal=1, **row)))
     assert fault["cause"] == "DEADLOCK"
 
 
 def test_faults_of_engines_name_their_instruction(queue: Queue) -> None:
-    fault = queue.run_fault(program(
-        ins("NOP"),
-        ins("V_ADD", dst=hw.VMEM_BYTES, a=0, b=0, rows=1, width=16, dst_stride=64, a_stride=64,
-            b_stride=64),
-        ins("SYNC"),
-    ))
-    assert fault == {"cause": "VMEM_RANGE", "access": 2, "addr": hw.VMEM_BYTES, "pc": 64,
-                     "entry": 0}
+    fault = queue.run_fault(
+        program(
+            ins("NOP"),
+            ins(
+                "V_ADD",
+                dst=hw.VMEM_BYTES,
+                a=0,
+                b=0,
+                rows=1,
+                width=16,
+                dst_stride=64,
+                a_stride=64,
+                b_stride=64,
+            ),
+            ins("SYNC"),
+        )
+    )
+    assert fault == {
+        "cause": "VMEM_RANGE",
+        "access": 2,
+        "addr": hw.VMEM_BYTES,
+        "pc": 64,
+        "entry": 0,
+    }
 
 
 def _race(data: int, out: int, *, synchronised: bool) -> bytes:

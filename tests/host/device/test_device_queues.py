@@ -8,7 +8,6 @@ from collections.abc import Callable
 import pytest
 from asm import R, ins, pc, program
 from machine import EXEC, READ, SYSTEM_BASE, WRITE, D, Machine, Queue
-
 from vtpu_compiler import hw
 
 FOREVER = ins("JMP", target=0)
@@ -299,13 +298,18 @@ def test_contexts_are_isolated(machine: Machine, queue: Queue) -> None:
     machine.context(1)
     code_va, args_va = 0x10000, 0
     code = program(
-        ins("DMA_STORE", dst=0x20000, src=4096, rows=1, row_bytes=4096, dst_stride=0,
-            src_stride=0),
+        ins("DMA_STORE", dst=0x20000, src=4096, rows=1, row_bytes=4096, dst_stride=0, src_stride=0),
     )
-    queue.run(program(
-        ins("DMA_LOAD", dst=4096, src=secret, rows=1, row_bytes=4096, dst_stride=0, src_stride=0),
-        ins("DMA_STORE", dst=mine, src=4096, rows=1, row_bytes=4096, dst_stride=0, src_stride=0),
-    ))
+    queue.run(
+        program(
+            ins(
+                "DMA_LOAD", dst=4096, src=secret, rows=1, row_bytes=4096, dst_stride=0, src_stride=0
+            ),
+            ins(
+                "DMA_STORE", dst=mine, src=4096, rows=1, row_bytes=4096, dst_stride=0, src_stride=0
+            ),
+        )
+    )
     assert machine.get(mine, 4096) == b"\xaa" * 4096
     machine.map(1, code_va, machine.place(code), 4096, READ | EXEC)
     machine.put(theirs, b"\xbb" * 4096)

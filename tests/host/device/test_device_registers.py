@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import pytest
 from machine import D, Machine, Queue
-
 from vtpu_compiler import hw
 
 
