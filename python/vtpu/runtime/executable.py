@@ -131,9 +131,10 @@ class Executable:
         Empty strings when the file does not say. Reads the map anew: it is for errors.
         """
         try:
-            data = self.section(".tpu.map")
-            at = self.kernel(kernel).text_offset + pc
-            return _look_up(data, at)
+            entry = self.kernel(kernel)
+            if not 0 <= pc < entry.code_bytes:
+                return "", ""
+            return _look_up(self.section(".tpu.map"), entry.text_offset + pc)
         except (TpuBadExecutableError, ValueError, struct.error):
             return "", ""
 

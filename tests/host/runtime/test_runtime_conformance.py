@@ -341,7 +341,7 @@ def test_wrong_arguments_are_named(device: Device, queue: Queue, counter: Execut
 
 
 def test_a_fault_is_told_in_the_models_words(device: Device, queue: Queue) -> None:
-    from vtpu.runtime import TpuCancelledError, TpuFaultError
+    from vtpu.runtime import TpuFaultError
 
     where = [(0, "load", "model.embed"), (64, "rms_norm", "model.layers.3.norm")]
     code = programs.store(0, 5) + programs.store(1, 6) + programs.HALT
@@ -353,7 +353,6 @@ def test_a_fault_is_told_in_the_models_words(device: Device, queue: Queue) -> No
     launch = queue.prepare(exe, {"good": good, "bad": bad})
     before = queue.fill(good, 64, 1)
     fence = launch.submit(cookie=77)
-    behind = queue.fill(good, 64, 2)
     before.wait()
     with pytest.raises(TpuFaultError, match=r"unmapped.*rms_norm, model\.layers\.3\.norm") as info:
         fence.wait()
@@ -363,8 +362,6 @@ def test_a_fault_is_told_in_the_models_words(device: Device, queue: Queue) -> No
     assert (detail.pc, detail.cookie, detail.kernel) == (64, 77, "step")
     assert (detail.operation, detail.module) == ("rms_norm", "model.layers.3.norm")
     assert good.read(0, 4) == b"\5\0\0\0"
-    with pytest.raises(TpuCancelledError, match="behind point 2"):
-        behind.wait()
     state = queue.state
     assert state.status == "fault" and state.completed == 1
     assert state.fault is not None and state.fault.cause == "unmapped"
@@ -447,7 +444,7 @@ def test_a_hang_ends_in_time_and_alone(device: Device, counter: Executable) -> N
         fence.wait()
     assert time.monotonic() - start < 10
     assert info.value.detail is not None and info.value.detail.cookie == 5
-    with pytest.raises(TpuCancelledError):
+    with pytest.raises(TpuCancelledError, match="behind point 1"):
         behind.wait()
     assert hung.state.status == "hung"
     hung.recover()
