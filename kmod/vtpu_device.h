@@ -77,7 +77,7 @@ struct vtpu_device {
 
 	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
-	bool wedged;			/* reset_lock: a reset failed, no more jobs */
+	bool wedged;			/* given up, starts no queue; reset_lock */
 
 	atomic64_t device_resets;
 	atomic64_t queue_resets;

@@ -278,18 +278,20 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 
 /*
  * Files may stay open, but after the unplug none of them reaches the device.
- * The reset stops what runs, so that it writes to nobody's memory any more.
+ * Before it the device is stopped for good: buffers freed after the unplug are
+ * not unmapped any more.
  */
 static void vtpu_remove(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
-	drm_dev_unplug(&vdev->drm);
 	mutex_lock(&vdev->reset_lock);
+	WRITE_ONCE(vdev->wedged, true);
 	vtpu_device_lose(vdev, -ENODEV);
 	vtpu_hw_start(vdev);
 	mutex_unlock(&vdev->reset_lock);
 	pci_clear_master(pdev);
+	drm_dev_unplug(&vdev->drm);
 }
 
 static void vtpu_shutdown(struct pci_dev *pdev)
@@ -299,6 +301,30 @@ static void vtpu_shutdown(struct pci_dev *pdev)
 	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_RESET);
 	pci_clear_master(pdev);
 }
+
+/* What is in flight is lost; HBM, address spaces and idle queues are kept. */
+static int vtpu_suspend(struct device *dev)
+{
+	struct vtpu_device *vdev = dev_get_drvdata(dev);
+
+	mutex_lock(&vdev->reset_lock);
+	vtpu_device_lose(vdev, -ENODEV);
+	vtpu_hw_start(vdev);
+	mutex_unlock(&vdev->reset_lock);
+	return 0;
+}
+
+static int vtpu_resume(struct device *dev)
+{
+	struct vtpu_device *vdev = dev_get_drvdata(dev);
+
+	mutex_lock(&vdev->reset_lock);
+	vtpu_device_reset(vdev);
+	mutex_unlock(&vdev->reset_lock);
+	return 0;
+}
+
+static DEFINE_SIMPLE_DEV_PM_OPS(vtpu_pm_ops, vtpu_suspend, vtpu_resume);
 
 /* The PCI core calls both from one thread, with the reset between them. */
 static void vtpu_reset_prepare(struct pci_dev *pdev)
@@ -313,6 +339,9 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
+	/* The one way back for a device that was given up. */
+	WRITE_ONCE(vdev->wedged, false);
+	pci_set_master(pdev);
 	vtpu_device_reset(vdev);
 	mutex_unlock(&vdev->reset_lock);
 }
@@ -334,6 +363,7 @@ static struct pci_driver vtpu_pci_driver = {
 	.probe = vtpu_probe,
 	.remove = vtpu_remove,
 	.shutdown = vtpu_shutdown,
+	.driver.pm = pm_sleep_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };
 module_pci_driver(vtpu_pci_driver);

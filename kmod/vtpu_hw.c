@@ -85,15 +85,18 @@ int vtpu_hw_start(struct vtpu_device *vdev)
 
 	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_RESET);
 	ret = readl_poll_timeout(vdev->regs + VTPU_REG_STATUS, status,
-				 !(status & VTPU_STATUS_RESETTING),
+				 status == U32_MAX || !(status & VTPU_STATUS_RESETTING),
 				 RESET_POLL_US, RESET_TIMEOUT_US);
 	if (ret) {
 		drm_err(&vdev->drm, "device reset did not finish, status %#x\n", status);
 		return ret;
 	}
+	/* All ones come from a device that is no longer there. */
+	if (status == U32_MAX)
+		return -ENODEV;
 	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_ENABLE);
 	status = vtpu_read(vdev, VTPU_REG_STATUS);
-	if (status == U32_MAX || !(status & VTPU_STATUS_READY)) {
+	if (!(status & VTPU_STATUS_READY)) {
 		drm_err(&vdev->drm, "device is not ready after reset, status %#x\n", status);
 		return -EIO;
 	}

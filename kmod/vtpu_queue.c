@@ -108,6 +108,10 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq)
 	unsigned long flags;
 	u32 state;
 
+	/* Nothing of a device that was given up is worth waiting for. */
+	if (vdev->wedged)
+		return 0;
+
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->enabled = false;
 	/* Of an idle queue, and so in the ordinary course, it is not counted. */
@@ -149,10 +153,12 @@ void vtpu_device_reset(struct vtpu_device *vdev)
 	atomic64_inc(&vdev->device_resets);
 	vtpu_device_lose(vdev, -ENODEV);
 	if (vtpu_hw_start(vdev)) {
-		vdev->wedged = true;
+		/* It may not write into memory that its clients give back. */
+		drm_err(&vdev->drm, "the device is lost\n");
+		WRITE_ONCE(vdev->wedged, true);
+		pci_clear_master(to_pci_dev(vdev->drm.dev));
 		return;
 	}
-	vdev->wedged = false;
 	vtpu_vm_restore(vdev);
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
 		struct vtpu_hwq *hwq = vdev->hwq[i];

@@ -333,5 +333,5 @@ int vtpu_sched_init(struct vtpu_hwq *hwq)
 /* For the next owner of the queue; nothing is in flight. */
 void vtpu_sched_set_timeout(struct vtpu_hwq *hwq, u32 limit_ms)
 {
-	hwq->sched.timeout = msecs_to_jiffies(limit_ms ?: timeout_ms);
+	hwq->sched.timeout = max(msecs_to_jiffies(limit_ms ?: READ_ONCE(timeout_ms)), 1UL);
 }

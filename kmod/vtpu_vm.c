@@ -138,7 +138,7 @@ static void vtpu_vm_flush(struct vtpu_vm *vm)
 {
 	struct vtpu_device *vdev = vm->vdev;
 
-	if (!vtpu_hw_flush_tlb(vdev, vm->context))
+	if (READ_ONCE(vdev->wedged) || !vtpu_hw_flush_tlb(vdev, vm->context))
 		return;
 
 	drm_err(&vdev->drm, "translations of context %u stay in use, resetting the device\n",

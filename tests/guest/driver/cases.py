@@ -53,22 +53,30 @@ class Setup(Device):
 
     def __init__(self, timeout_ms: int = 5000, size: int = 4 * PAGE) -> None:
         super().__init__()
-        self.vm_id = self.vm()
-        self.queue_id = self.queue(self.vm_id, timeout_ms)
         self.size = size
-        self.host = self.bo(size)
-        self.hbm = self.bo(size, HBM)
-        self.host_va, self.hbm_va = VA, VA + (1 << 30)
-        self.bind(self.vm_id, self.host, self.host_va, size)
-        self.bind(self.vm_id, self.hbm, self.hbm_va, size)
-        self.host_map = self.map(self.host)
-        self.hbm_map = self.map(self.hbm)
-        self.code_va = VA + (2 << 30)
+        self.host_va, self.hbm_va, self.code_va = VA, VA + (1 << 30), VA + (2 << 30)
+        self.maps: list[mmap.mmap] = []
+        try:
+            self.vm_id = self.vm()
+            self.queue_id = self.queue(self.vm_id, timeout_ms)
+            self.host = self.bo(size)
+            self.hbm = self.bo(size, HBM)
+            self.bind(self.vm_id, self.host, self.host_va, size)
+            self.bind(self.vm_id, self.hbm, self.hbm_va, size)
+            self.host_map = self.map(self.host)
+            self.hbm_map = self.map(self.hbm)
+        except BaseException:
+            self.close()
+            raise
+
+    def map(self, handle: int) -> mmap.mmap:
+        self.maps.append(super().map(handle))
+        return self.maps[-1]
 
     def close(self) -> None:
         # A mapping holds the file open.
-        self.host_map.close()
-        self.hbm_map.close()
+        for view in self.maps:
+            view.close()
         super().close()
 
     def program(self, code: bytes) -> None:
@@ -962,6 +970,7 @@ def unbind_and_bind_amid_a_storm() -> None:
     stop.set()
     for thread in threads:
         thread.join()
+    until(module_is_idle, 5, "nothing holds the module")
     # Once more with every file closed, so that the node has its first number.
     Path(DRIVER, "unbind").write_text(name)
     Path(DRIVER, "bind").write_text(name)
@@ -993,6 +1002,19 @@ def function_reset_under_load() -> None:
         assert dev.finish(idle, [raw.copy(dev.host_va, dev.hbm_va, 8)]) == 1
         assert dev.host_map[:8] == b"survives"
         assert dev.resets().device_resets == before.device_resets + 1
+
+
+@case
+def suspend_and_resume() -> None:
+    """Down to the devices and back; what was idle goes on."""
+    Path("/sys/power/pm_test").write_text("devices")
+    Path("/sys/module/suspend/parameters/pm_test_delay").write_text("1")
+    with Setup() as dev:
+        dev.finish_ok([raw.nop()])
+        dev.hbm_map[:8] = b"survives"
+        Path("/sys/power/state").write_text("freeze")
+        dev.finish_ok([raw.copy(dev.host_va, dev.hbm_va, 8)])
+        assert dev.host_map[:8] == b"survives"
 
 
 # ---- Runner ----
