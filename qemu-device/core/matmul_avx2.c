@@ -61,60 +61,86 @@ INLINE __m256 scale_block(__m256i dot, const Tile *tile, int half, uint32_t fmt,
     return _mm256_fmadd_ps(t, _mm256_set1_ps(scale), acc);
 }
 
-/* acc[r] += the tile's block times rows [row, row + rows) */
-INLINE void tile_rows(__m256 (*acc)[2], const Tile *tile, const VtpuMatmul *op, uint32_t fmt,
-                      uint32_t row, uint32_t block, int rows)
-{
-    __m256i dot[4][2];
-    QuantRow x[4];
+/* The quantised rows of a block, and where the sums of the products go. */
+typedef struct BlockRows {
+    const uint8_t *q, *scale;     /* of the first row; others at row_bytes */
+    size_t row_bytes, blocks;
+    __m256 (*acc)[2];
+} BlockRows;
 
-    for (int r = 0; r < rows; r++) {
-        x[r] = quant_row(op->quantised, op->k, row + (uint32_t)r);
-        x[r].q += (size_t)block * VTPU_BLOCK;
-        dot[r][0] = dot[r][1] = _mm256_setzero_si256();
+/* Sums are separate variables: the compiler keeps an array of them in memory. */
+#define CLEAR_ROW(r) __m256i low##r = _mm256_setzero_si256(), high##r = low##r;
+
+#define MULTIPLY_ROW(r)                                                       \
+    {                                                                         \
+        int32_t word;                                                         \
+        memcpy(&word, q + r * row_bytes, sizeof(word));                       \
+        __m256i x = _mm256_set1_epi32(word);                                  \
+        low##r = _mm256_add_epi32(low##r, _mm256_madd_epi16(w_low, x));       \
+        high##r = _mm256_add_epi32(high##r, _mm256_madd_epi16(w_high, x));    \
     }
-#pragma GCC unroll 16
-    for (int i = 0; i < 16; i++) {
-        __m256i low = tile->w[i][0], high = tile->w[i][1];
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
-            int32_t word;
-            memcpy(&word, x[r].q + 2 * i, sizeof(word));
-            __m256i q = _mm256_set1_epi32(word);
-            dot[r][0] = _mm256_add_epi32(dot[r][0], _mm256_madd_epi16(low, q));
-            dot[r][1] = _mm256_add_epi32(dot[r][1], _mm256_madd_epi16(high, q));
-        }
+
+#define SCALE_ROW(r)                                                                       \
+    {                                                                                      \
+        const float *s = (const float *)(rows->scale + r * row_bytes);                     \
+        float scale = s[0], sum = s[rows->blocks];                                         \
+        __m256 *acc = rows->acc[r];                                                        \
+        acc[0] = scale_block(low##r, tile, 0, fmt, scale, sum, acc[0]);                    \
+        acc[1] = scale_block(high##r, tile, 1, fmt, scale, sum, acc[1]);                   \
     }
-    for (int r = 0; r < rows; r++) {
-        for (int half = 0; half < 2; half++) {
-            acc[r][half] = scale_block(dot[r][half], tile, half, fmt, x[r].scale[block],
-                                       x[r].sum[block], acc[r][half]);
-        }
+
+#define ROWS_1(f) f(0)
+#define ROWS_4(f) f(0) f(1) f(2) f(3)
+
+/* acc += the tile's block times n rows; steps on to the rows that follow */
+#define DEFINE_TILE_ROWS(n, unrolling)                                                   \
+    INLINE void tile_rows_##n(BlockRows *rows, const Tile *tile, uint32_t fmt)           \
+    {                                                                                    \
+        const uint8_t *q = rows->q;                                                      \
+        size_t row_bytes = rows->row_bytes;                                              \
+        ROWS_##n(CLEAR_ROW)                                                              \
+        _Pragma(unrolling)                                                               \
+        for (int i = 0; i < 16; i++, q += 4) {                                           \
+            __m256i w_low = tile->w[i][0], w_high = tile->w[i][1];                       \
+            ROWS_##n(MULTIPLY_ROW)                                                       \
+        }                                                                                \
+        ROWS_##n(SCALE_ROW)                                                              \
+        rows->q += n * row_bytes;                                                        \
+        rows->scale += n * row_bytes;                                                    \
+        rows->acc += n;                                                                  \
     }
-}
+
+DEFINE_TILE_ROWS(1, "GCC unroll 16") /* then the tile stays in registers */
+DEFINE_TILE_ROWS(4, "GCC unroll 1")
 
 INLINE void tile_row_product(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row,
                              uint32_t rows)
 {
-    uint32_t blocks = op->k / VTPU_BLOCK;
-    size_t tile_bytes = vtpu_tile_bytes(fmt);
-    const uint8_t *weight = op->weight + (size_t)tile_row * blocks * tile_bytes;
+    size_t blocks = op->k / VTPU_BLOCK, tile_bytes = vtpu_tile_bytes(fmt);
+    const uint8_t *weight = op->weight + tile_row * blocks * tile_bytes;
+    QuantRow x = quant_row(op->quantised, op->k, row);
     __m256 acc[ROW_BLOCK][2];
 
     for (uint32_t r = 0; r < rows; r++) {
         acc[r][0] = acc[r][1] = _mm256_setzero_ps();
     }
-    for (uint32_t block = 0; block < blocks; block++, weight += tile_bytes) {
+    for (size_t block = 0; block < blocks; block++) {
+        BlockRows at = {
+            .q = (const uint8_t *)(x.q + block * VTPU_BLOCK),
+            .scale = (const uint8_t *)(x.scale + block),
+            .row_bytes = quant_row_bytes(op->k),
+            .blocks = blocks,
+            .acc = acc,
+        };
         Tile tile;
-        uint32_t r = 0;
 
-        load_half_tile(&tile, weight, fmt, 0);
-        load_half_tile(&tile, weight, fmt, 1);
-        for (; r + 4 <= rows; r += 4) {
-            tile_rows(acc + r, &tile, op, fmt, row + r, block, 4);
+        load_half_tile(&tile, weight + block * tile_bytes, fmt, 0);
+        load_half_tile(&tile, weight + block * tile_bytes, fmt, 1);
+        for (uint32_t left = rows / 4; left > 0; left--) {
+            tile_rows_4(&at, &tile, fmt);
         }
-        for (; r < rows; r++) {
-            tile_rows(acc + r, &tile, op, fmt, row + r, block, 1);
+        for (uint32_t left = rows % 4; left > 0; left--) {
+            tile_rows_1(&at, &tile, fmt);
         }
     }
     for (uint32_t r = 0; r < rows; r++) {

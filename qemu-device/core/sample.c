@@ -135,7 +135,7 @@ static uint32_t keep_weighted(const Row *row)
     row->loops->weights(row->weights, row->x, row->vocab, row->scale);
     for (uint32_t id = 0; id < row->vocab; id++) {
         if (row->weights[id]) {
-            row->candidates[count++].key = rank_key(row->x[id], id);
+            row->candidates[count++] = (Candidate){ rank_key(row->x[id], id), row->weights[id] };
         }
     }
     return count;
@@ -146,9 +146,7 @@ static uint32_t keep_top_p(const Row *row, uint32_t count)
     uint64_t total = 0;
 
     for (uint32_t i = 0; i < count; i++) {
-        Candidate *candidate = &row->candidates[i];
-        candidate->weight = sample_weight(row->x[key_id(candidate->key)], row->scale);
-        total += candidate->weight;
+        total += row->candidates[i].weight;
     }
     uint64_t target = (uint64_t)ceil((double)row->params->top_p * (double)total);
     target = target < 1 ? 1 : target > total ? total : target;
@@ -193,6 +191,10 @@ static uint32_t draw(Row *row)
         return row->loops->noisy_argmax(row->x, row->vocab, row->scale, noise);
     }
     uint32_t count = top_k ? keep_top_k(row, params->top_k) : keep_weighted(row);
+    for (uint32_t i = 0; i < count && top_k && top_p; i++) {
+        Candidate *candidate = &row->candidates[i];
+        candidate->weight = sample_weight(row->x[key_id(candidate->key)], row->scale);
+    }
     if (top_p) {
         count = keep_top_p(row, count);
     }
