@@ -61,7 +61,9 @@ def build() -> Path:
         return python
     log = cache_root() / f"llama-cpp-{key}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
-    print(f"bench: building llama.cpp {VERSION} (several minutes, once; log: {log})", file=sys.stderr)
+    print(
+        f"bench: building llama.cpp {VERSION} (several minutes, once; log: {log})", file=sys.stderr
+    )
     venv.create(home, with_pip=True, clear=True)
     command = [
         str(python), "-m", "pip", "install", "--no-binary", "llama-cpp-python",

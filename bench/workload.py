@@ -31,7 +31,9 @@ class Stream:
     events: list[tuple[float, int]] = field(default_factory=list)  # (time, tokens so far)
 
 
-def complete(port: int, ids: list[int], max_tokens: int, gate: threading.Barrier | None = None) -> Stream:
+def complete(
+    port: int, ids: list[int], max_tokens: int, gate: threading.Barrier | None = None
+) -> Stream:
     """One greedy completion; with a gate, all callers send at once."""
     body = {
         "model": "default",
@@ -47,7 +49,9 @@ def complete(port: int, ids: list[int], max_tokens: int, gate: threading.Barrier
     if gate is not None:
         gate.wait()
     stream = Stream(time.perf_counter())
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     response = connection.getresponse()
     if response.status != 200:
         raise SystemExit(f"bench: the server answered {response.status}: {response.read(1000)!r}")

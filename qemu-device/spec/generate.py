@@ -40,9 +40,7 @@ def define(name: str, value: object) -> str:
 def imm64_mask(op: Spec) -> int:
     if "imm64" in op:
         return (1 << 64) - 1
-    return sum(
-        ((1 << (hi - lo + 1)) - 1) << lo for lo, hi in op.get("imm64_fields", {}).values()
-    )
+    return sum(((1 << (hi - lo + 1)) - 1) << lo for lo, hi in op.get("imm64_fields", {}).values())
 
 
 def all_registers(spec: Spec) -> list[Spec]:
@@ -51,7 +49,10 @@ def all_registers(spec: Spec) -> list[Spec]:
     return (
         spec["reg"]
         + spec["reg_array"]
-        + [dict(r, name="Q_" + r["name"], offset=queue["offset"] + r["offset"]) for r in queue["reg"]]
+        + [
+            dict(r, name="Q_" + r["name"], offset=queue["offset"] + r["offset"])
+            for r in queue["reg"]
+        ]
     )
 
 
@@ -149,7 +150,8 @@ def isa_header(spec: Spec) -> str:
         kinds = [f"VTPU_OPERAND_{k.upper()}" for _, k in operands(op)]
         fmts = sum(1 << fmt[f] for f in op.get("fmt_a", []))
         lines += [
-            f"    [VTPU_OP_{op['name']}] = {{ \"{op['name']}\", VTPU_ENGINE_{op['engine']}, {len(kinds)},",
+            f'    [VTPU_OP_{op["name"]}] = {{ "{op["name"]}",'
+            f" VTPU_ENGINE_{op['engine']}, {len(kinds)},",
             f"        {{ {', '.join(kinds) or '0'} }},",
             f"        0x{sum(op.get('flags', {}).values()):02x}, {len(op.get('modes', {})) or 1},"
             f" {int('aux' in op)}, 0x{fmts:x}, 0x{imm64_mask(op):x}ull }},",
@@ -182,7 +184,7 @@ def isa_header(spec: Spec) -> str:
             lines.append(f"    {ctype[field['type']]} {field['name']}{count};")
         lines.append("};")
         lines.append(
-            f"_Static_assert(sizeof(struct vtpu_{struct['name']}) <= {struct['bytes']}, \"size\");"
+            f'_Static_assert(sizeof(struct vtpu_{struct["name"]}) <= {struct["bytes"]}, "size");'
         )
         lines.append(define(f"VTPU_{struct['name']}_BYTES".upper(), struct["bytes"]))
     lines += ["", "#endif", ""]
@@ -245,31 +247,66 @@ def python_module(spec: Spec) -> str:
         lines.append(f"{struct['name'].upper()} = {{")
         for field in struct["fields"]:
             code = NAMED_BY_TYPE[field["type"]]
-            lines.append(f'    "{field["name"]}": ({field["offset"]}, "{code}", {field.get("count", 1)}),')
+            lines.append(
+                f'    "{field["name"]}": ({field["offset"]}, "{code}", {field.get("count", 1)}),'
+            )
         lines.append("}")
     return "\n".join(lines) + "\n"
 
 
 def reference(spec: Spec) -> str:
-    lines = ["# Hardware reference", "", NOTE, "", "## Constants", "", "| name | value |", "|---|---|"]
+    lines = [
+        "# Hardware reference",
+        "",
+        NOTE,
+        "",
+        "## Constants",
+        "",
+        "| name | value |",
+        "|---|---|",
+    ]
     lines += [f"| {k} | {v:#x} |" for k, v in spec["device"].items()]
-    lines += ["", "## Registers (BAR0)", "", "| offset | name | bytes | access | meaning |", "|---|---|---|---|---|"]
+    lines += [
+        "",
+        "## Registers (BAR0)",
+        "",
+        "| offset | name | bytes | access | meaning |",
+        "|---|---|---|---|---|",
+    ]
     for reg in all_registers(spec):
-        fields = "; ".join(f"{k} = bits {lo}..{hi}" for k, (lo, hi) in reg.get("fields", {}).items())
+        fields = "; ".join(
+            f"{k} = bits {lo}..{hi}" for k, (lo, hi) in reg.get("fields", {}).items()
+        )
         meaning = reg["doc"] + (f". Fields: {fields}" if fields else "")
-        lines.append(f"| 0x{reg['offset']:04x} | {reg['name']} | {reg.get('size', 4)} | {reg['access']} | {meaning} |")
+        lines.append(
+            f"| 0x{reg['offset']:04x} | {reg['name']} | {reg.get('size', 4)} "
+            f"| {reg['access']} | {meaning} |"
+        )
     lines += ["", f"Queue registers (`Q_`) repeat every 0x{spec['queue']['stride']:x} bytes.", ""]
     for enum, values in spec["enum"].items():
         lines += [f"`{enum}`: " + ", ".join(f"{k} = {v}" for k, v in values.items()) + ".", ""]
-    lines += ["## Ring commands", "", "| code | name | payload (offset: field) | meaning |", "|---|---|---|---|"]
+    lines += [
+        "## Ring commands",
+        "",
+        "| code | name | payload (offset: field) | meaning |",
+        "|---|---|---|---|",
+    ]
     for c in spec["ring"]["command"]:
         payload = ", ".join(f"{f['offset']}: {f['name']} ({f['size']})" for f in c["fields"])
         lines.append(f"| {c['code']} | {c['name']} | {payload} | {c['doc']} |")
-    lines += ["", "## Instructions", "", "| code | name | engine | operands | formats, flags, fields | meaning |", "|---|---|---|---|---|---|"]
+    lines += [
+        "",
+        "## Instructions",
+        "",
+        "| code | name | engine | operands | formats, flags, fields | meaning |",
+        "|---|---|---|---|---|---|",
+    ]
     for op in spec["op"]:
         extra = [", ".join(op.get("fmt_a", []))]
         extra += [f"{k} = {v:#x}" for k, v in (op.get("flags", {}) | op.get("modes", {})).items()]
-        extra += [f"{k} = imm64 bits {lo}..{hi}" for k, (lo, hi) in op.get("imm64_fields", {}).items()]
+        extra += [
+            f"{k} = imm64 bits {lo}..{hi}" for k, (lo, hi) in op.get("imm64_fields", {}).items()
+        ]
         extra += [f"aux = {op['aux']}"] if "aux" in op else []
         lines.append(
             f"| 0x{op['code']:02x} | {op['name']} | {op['engine']} | {', '.join(op['operands'])} "

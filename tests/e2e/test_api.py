@@ -26,7 +26,13 @@ def test_an_answer_makes_sense(served: Served) -> None:
 
 
 def test_streamed_text_is_the_unstreamed_text(served: Served) -> None:
-    options = {"model": "default", "messages": QUESTION, "max_tokens": 32, "seed": 7, "temperature": 0.8}
+    options = {
+        "model": "default",
+        "messages": QUESTION,
+        "max_tokens": 32,
+        "seed": 7,
+        "temperature": 0.8,
+    }
     whole = served.client.chat.completions.create(**options)
     pieces = [
         chunk.choices[0].delta.content or ""
@@ -74,8 +80,16 @@ def test_a_long_context_compiles_nothing_and_answers(served: Served) -> None:
 
 def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    body = {"model": "default", "prompt": "Count:", "max_tokens": 4000, "stream": True, "ignore_eos": True}
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    body = {
+        "model": "default",
+        "prompt": "Count:",
+        "max_tokens": 4000,
+        "stream": True,
+        "ignore_eos": True,
+    }
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     response = connection.getresponse()
     assert response.readline().startswith(b"data: ")
     assert served.metric("vllm:kv_cache_usage_perc") > 0
@@ -103,7 +117,9 @@ def test_bad_parameters_name_the_limit(
 ) -> None:
     body = {"model": "default", "prompt": "Hi", "max_tokens": 1} | change
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+    connection.request(
+        "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
+    )
     response = connection.getresponse()
     error = json.loads(response.read())["error"]
     connection.close()
