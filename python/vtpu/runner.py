@@ -105,9 +105,7 @@ class ModelRunner:
             block.set_logits(self._logits.va)
         self._queue = device.queue()
         places = {"weights": self._weights, "state": self._cache, "launch": self._launch}
-        self._step = self._queue.prepare(
-            self._executable, [places[name].va for name in metadata["arguments"]]
-        )
+        self._step = self._queue.prepare(self._executable, places)
 
     def _blocks_that_fit(self, slot_bytes: int, max_num_seqs: int, shape: StepShape) -> int:
         block_bytes = slot_bytes * shape.block_size
