@@ -19,8 +19,8 @@ from vtpu.serving.step_plan import StepOutput, StepPlan
 log = logging.getLogger("vtpu.runner")
 
 # The cache that is made when nobody says how large: enough for 16 sequences of some
-# 1,400 tokens of a 135M model. More would be zeroed at every start for nothing.
-_DEFAULT_CACHE_BYTES = 512 << 20
+# 700 tokens of a 135M model. More would be zeroed at every start for nothing.
+_DEFAULT_CACHE_BYTES = 256 << 20
 # Left free in HBM for page tables, code and other clients.
 _HBM_RESERVE = 32 << 20
 

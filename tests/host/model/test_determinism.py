@@ -13,7 +13,7 @@ from vtpu.serving.step_plan import SamplingParams
 if TYPE_CHECKING:
     from vtpu.runner import ModelRunner
 
-LENGTH = 12
+LENGTH = 8
 SAMPLED = SamplingParams(
     temperature=0.9, top_k=50, top_p=0.95, seed=0x1234567887654321, n_logprobs=5
 )
@@ -27,7 +27,7 @@ def alone(runner: ModelRunner, prompt: list[int], sampling: SamplingParams, **ho
 
 @pytest.fixture(scope="module")
 def prompt(documents: dict[str, list[int]]) -> list[int]:
-    return documents["prose"][:150]
+    return documents["prose"][:120]
 
 
 @pytest.fixture(scope="module", params=["greedy", "sampled"])
