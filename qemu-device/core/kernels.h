@@ -23,9 +23,16 @@
  * Activations quantised for MATMUL: for each row, k/32 blocks. The layout is
  * private to a path; quantise_bytes() says how much a row takes (a multiple
  * of 64). Quantising is split from the product so that a row is quantised once.
- * A product is fastest when a call gets all the tile rows that a thread has to
- * do at once; 4 tile rows or more a call for m of 1.
  */
+
+/*
+ * A call is fastest with a multiple of this: tile rows of a product of more
+ * than 4 rows; items of attention (fewer, if not every thread would get some).
+ * Results are the same for any cut.
+ */
+#define VTPU_MATMUL_GRAIN 3
+#define VTPU_ATTN_GRAIN 16
+
 typedef struct VtpuMatmul {
     float *dst;
     size_t dst_stride;
@@ -75,8 +82,8 @@ typedef struct VtpuKernels {
     /*
      * Attention items [begin, end) of rows * kv_heads: item i is key head
      * i / rows of row i % rows, with all its query heads. Neighbouring rows of
-     * one sequence are worked on together, so hand out runs of 16 items or
-     * more, in turn, since later rows of a prompt cost more. Scratch:
+     * one sequence are worked on together, so hand out VTPU_ATTN_GRAIN
+     * items at a time, in turn: later rows of a prompt cost more. Scratch:
      * attn_scratch_bytes() bytes a call, 64-byte aligned.
      */
     size_t (*attn_scratch_bytes)(const VtpuAttn *op);

@@ -132,6 +132,16 @@ static void sample_weights(uint32_t *w, const float *x, uint32_t n, SampleScale 
     }
 }
 
+static uint64_t sample_mass_above(const uint32_t *w, const float *x, uint32_t n, float threshold)
+{
+    uint64_t mass = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        mass += x[i] > threshold ? w[i] : 0;
+    }
+    return mass;
+}
+
 static uint32_t sample_noisy_argmax(const float *x, uint32_t n, SampleScale scale,
                                     SampleNoise noise)
 {
@@ -157,6 +167,7 @@ static void sample(struct vtpu_sample_result *dst, const float *logits, size_t l
         .sum_exp = sample_sum_exp,
         .next_above = sample_next_above,
         .weights = sample_weights,
+        .mass_above = sample_mass_above,
         .noisy_argmax = sample_noisy_argmax,
     };
     vtpu_sample(&loops, dst, logits, logits_stride, params, vocab, scratch, begin, end);

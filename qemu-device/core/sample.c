@@ -127,30 +127,54 @@ static uint32_t keep_top_k(const Row *row, uint32_t k)
     return select_prefix(row->candidates, row->vocab, k);
 }
 
-/* The candidates of weight above zero; the others are beyond any prefix. */
-static uint32_t keep_weighted(const Row *row)
+/* The weight that top-p must reach, of a total. */
+static uint64_t top_p_target(const Row *row, uint64_t total)
 {
-    uint32_t count = 0;
-
-    row->loops->weights(row->weights, row->x, row->vocab, row->scale);
-    for (uint32_t id = 0; id < row->vocab; id++) {
-        if (row->weights[id]) {
-            row->candidates[count++] = (Candidate){ rank_key(row->x[id], id), row->weights[id] };
-        }
-    }
-    return count;
+    uint64_t target = (uint64_t)ceil((double)row->params->top_p * (double)total);
+    return target < 1 ? 1 : target > total ? total : target;
 }
 
-static uint32_t keep_top_p(const Row *row, uint32_t count)
+/* Top-p of what top-k kept */
+static uint32_t keep_top_p_of(const Row *row, uint32_t count)
 {
     uint64_t total = 0;
 
     for (uint32_t i = 0; i < count; i++) {
-        total += row->candidates[i].weight;
+        Candidate *candidate = &row->candidates[i];
+        candidate->weight = sample_weight(row->x[key_id(candidate->key)], row->scale);
+        total += candidate->weight;
     }
-    uint64_t target = (uint64_t)ceil((double)row->params->top_p * (double)total);
-    target = target < 1 ? 1 : target > total ? total : target;
-    return select_prefix(row->candidates, count, target);
+    return select_prefix(row->candidates, count, top_p_target(row, total));
+}
+
+/*
+ * Top-p of all. The ids above any limit are a prefix in rank order: a limit
+ * above which there is enough weight leaves few candidates.
+ */
+static uint32_t keep_top_p(const Row *row)
+{
+    static const float depths[] = { 1, 2, 4, 6, 8, 12 };
+    const SampleLoops *loops = row->loops;
+    float limit = -INFINITY;
+    uint32_t count = 0;
+
+    loops->weights(row->weights, row->x, row->vocab, row->scale);
+    uint64_t target =
+        top_p_target(row, loops->mass_above(row->weights, row->x, row->vocab, limit));
+    for (size_t i = 0; i < sizeof(depths) / sizeof(depths[0]); i++) {
+        float deeper = row->scale.max - depths[i] * row->params->temperature;
+        if (loops->mass_above(row->weights, row->x, row->vocab, deeper) >= target) {
+            limit = deeper;
+            break;
+        }
+    }
+    for (uint32_t id = 0;; id++) {
+        id = loops->next_above(row->x, id, row->vocab, limit);
+        if (id == row->vocab) {
+            return select_prefix(row->candidates, count, target);
+        }
+        row->candidates[count++] = (Candidate){ rank_key(row->x[id], id), row->weights[id] };
+    }
 }
 
 static uint32_t draw_among(const Row *row, uint32_t count, SampleNoise noise)
@@ -190,13 +214,9 @@ static uint32_t draw(Row *row)
     if (!top_k && !top_p) {
         return row->loops->noisy_argmax(row->x, row->vocab, row->scale, noise);
     }
-    uint32_t count = top_k ? keep_top_k(row, params->top_k) : keep_weighted(row);
-    for (uint32_t i = 0; i < count && top_k && top_p; i++) {
-        Candidate *candidate = &row->candidates[i];
-        candidate->weight = sample_weight(row->x[key_id(candidate->key)], row->scale);
-    }
-    if (top_p) {
-        count = keep_top_p(row, count);
+    uint32_t count = top_k ? keep_top_k(row, params->top_k) : keep_top_p(row);
+    if (top_k && top_p) {
+        count = keep_top_p_of(row, count);
     }
     return draw_among(row, count, noise);
 }

@@ -27,6 +27,8 @@ typedef struct SampleLoops {
     uint32_t (*next_above)(const float *x, uint32_t from, uint32_t n, float threshold);
     /* w[i] = sample_weight(x[i]) */
     void (*weights)(uint32_t *w, const float *x, uint32_t n, SampleScale scale);
+    /* The sum of w[i] where x[i] > threshold; n is at most 2^20 */
+    uint64_t (*mass_above)(const uint32_t *w, const float *x, uint32_t n, float threshold);
     /* The least i with the greatest sample_value(x[i]) + sample_noise(i). */
     uint32_t (*noisy_argmax)(const float *x, uint32_t n, SampleScale scale, SampleNoise noise);
 } SampleLoops;

@@ -74,6 +74,30 @@ static void simd_weights(uint32_t *w, const float *x, uint32_t n, SampleScale sc
     }
 }
 
+static uint64_t simd_mass_above(const uint32_t *w, const float *x, uint32_t n, float threshold)
+{
+    v16 limit = v_set1(threshold);
+    u16v low = u_set1(0), high = low;
+    uint32_t parts[2][16], i = 0;
+    uint64_t mass = 0;
+
+    /* Weights have 31 bits: in two halves of 15 and 16, 2^16 of them fit a lane. */
+    for (; i + 16 <= n; i += 16) {
+        u16v part = u_bits(v_select_above(v_load(x + i), limit, v_bits(u_load(w + i)), v_zero()));
+        low = u_add(low, u_and(part, u_set1(0x7fff)));
+        high = u_add(high, u_shr(part, 15));
+    }
+    u_store(parts[0], low);
+    u_store(parts[1], high);
+    for (uint32_t lane = 0; lane < 16; lane++) {
+        mass += parts[0][lane] + ((uint64_t)parts[1][lane] << 15);
+    }
+    for (; i < n; i++) {
+        mass += x[i] > threshold ? w[i] : 0;
+    }
+    return mass;
+}
+
 /*
  * The noise of ids [first, first + 64). Lane 4 l + e works on the counter
  * block of ids first + 4 (4 e + l): after the transposition within 128 bits
@@ -152,6 +176,7 @@ static void simd_sample(struct vtpu_sample_result *dst, const float *logits, siz
         .sum_exp = simd_sum_exp,
         .next_above = simd_next_above,
         .weights = simd_weights,
+        .mass_above = simd_mass_above,
         .noisy_argmax = simd_noisy_argmax,
     };
     vtpu_sample(&loops, dst, logits, logits_stride, params, vocab, scratch, begin, end);
