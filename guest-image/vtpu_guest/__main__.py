@@ -119,7 +119,10 @@ def serve(arguments: argparse.Namespace) -> int:
     guest = Guest(machine, forward=forward, start=_server(machine, arguments))
     try:
         _start_server(guest, arguments.port)
-        print(f"vtpu: serving on http://127.0.0.1:{arguments.port}/v1, Ctrl-C ends it", file=sys.stderr)
+        print(
+            f"vtpu: serving on http://127.0.0.1:{arguments.port}/v1, Ctrl-C ends it",
+            file=sys.stderr,
+        )
         while True:
             guest.check_running()
             time.sleep(0.2)

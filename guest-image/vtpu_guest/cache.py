@@ -6,8 +6,10 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from .stage import StageError
@@ -16,6 +18,8 @@ REPO = Path(__file__).resolve().parents[2]
 GUEST_IMAGE = REPO / "guest-image"
 
 _IGNORED = {"__pycache__", ".git", ".mypy_cache", ".ruff_cache", ".pytest_cache", "build"}
+# Long enough for any test run or bench; another checkout may be at work.
+_KEEP_SECONDS = 3 * 3600
 _BUILD_PRODUCTS = {".o", ".ko", ".so", ".a", ".cmd", ".d", ".pyc"}
 
 
@@ -68,7 +72,7 @@ def build_lock() -> Iterator[None]:
         except BlockingIOError:
             file.seek(0)
             holder = file.read().strip() or "unknown"
-            print(f"vtpu: waiting for the build of process {holder}", file=os.sys.stderr)
+            print(f"vtpu: waiting for the build of process {holder}", file=sys.stderr)
             fcntl.flock(file, fcntl.LOCK_EX)
         file.truncate(0)
         file.write(str(os.getpid()))
@@ -97,13 +101,14 @@ def fresh(target: Path) -> Iterator[Path]:
         raise
 
 
-def prune(pattern: str, keep: Iterable[Path], count: int = 3) -> None:
-    """Keeps the newest few results of a kind, and those in use now."""
-    kept = set(keep)
-    found = [p for p in cache_dir().glob(pattern) if p not in kept]
-    found.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in found[max(count - len(kept), 0) :]:
-        remove(path)
+def prune(pattern: str, keep: Path) -> None:
+    """Removes old results of a kind. One that was used lately may be in use."""
+    with suppress(PermissionError):
+        os.utime(keep)
+    now = time.time()
+    for path in cache_dir().glob(pattern):
+        if path != keep and now - path.stat().st_mtime > _KEEP_SECONDS:
+            remove(path)
 
 
 def sync_tree(source: Path, target: Path) -> None:
@@ -132,6 +137,4 @@ def need_space(path: Path, megabytes: int, what: str) -> None:
     stat = os.statvfs(path)
     have = stat.f_bavail * stat.f_frsize // 2**20
     if have < megabytes:
-        raise StageError(
-            f"{what} needs {megabytes} MB of disk in {path}, which has {have} MB free"
-        )
+        raise StageError(f"{what} needs {megabytes} MB of disk in {path}, which has {have} MB free")

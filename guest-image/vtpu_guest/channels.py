@@ -107,7 +107,9 @@ class Agent:
                     return
             except TimeoutError:
                 if time.monotonic() > deadline:
-                    raise TimeoutError(f"the guest's agent did not start in {timeout:g} s") from None
+                    raise TimeoutError(
+                        f"the guest's agent did not start in {timeout:g} s"
+                    ) from None
 
     def command(self, name: str, timeout: float = 30, **arguments: Any) -> Any:
         named = {key.replace("_", "-"): value for key, value in arguments.items()}

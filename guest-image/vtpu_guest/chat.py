@@ -54,7 +54,9 @@ def stream_chat(port: int, prompt: str, max_tokens: int) -> Iterator[str]:
         connection.request("POST", "/v1/chat/completions", json.dumps(body), headers)
         response = connection.getresponse()
         if response.status != 200:
-            raise ApiError(f"status {response.status}: {response.read(2000).decode(errors='replace')}")
+            raise ApiError(
+                f"status {response.status}: {response.read(2000).decode(errors='replace')}"
+            )
         for line in response:
             if not line.startswith(b"data: "):
                 continue

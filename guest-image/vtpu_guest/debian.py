@@ -12,7 +12,9 @@ from pathlib import Path
 SUITE = "trixie"
 # What a machine's own entry for Debian's main archive may be called.
 _SUITES = {"bookworm", "trixie", "forky", "sid", "stable", "testing", "oldstable", "unstable"}
-_ONE_LINE = re.compile(r"^deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)$")
+_ONE_LINE = re.compile(
+    r"^deb\s+(?:\[(?P<options>[^]]*)\]\s+)?(?P<uri>\S+)\s+(?P<suite>\S+)\s+(?P<components>.+)$"
+)
 
 
 @dataclass(frozen=True)
@@ -42,9 +44,9 @@ def parse_one_line(text: str) -> list[Source]:
 def parse_deb822(text: str) -> list[Source]:
     """apt's stanza format, *.sources."""
     found = []
-    for stanza in re.split(r"\n\s*\n", "\n".join(
-        line for line in text.splitlines() if not line.startswith("#")
-    )):
+    for stanza in re.split(
+        r"\n\s*\n", "\n".join(line for line in text.splitlines() if not line.startswith("#"))
+    ):
         fields: dict[str, str] = {}
         name = ""
         for line in stanza.splitlines():
@@ -87,7 +89,9 @@ def proxy_options() -> list[str]:
     if not shutil.which("apt-config"):
         return []
     dump = subprocess.run(["apt-config", "dump"], capture_output=True, text=True, check=False)
-    wanted = re.compile(r"^(Acquire::https?::(?:Proxy\S*|Verify\S*|CaInfo)) (\".*\");$", re.IGNORECASE)
+    wanted = re.compile(
+        r"^(Acquire::https?::(?:Proxy\S*|Verify\S*|CaInfo)) (\".*\");$", re.IGNORECASE
+    )
     return [
         f"--aptopt={match[1]} {match[2]};"
         for line in dump.stdout.splitlines()

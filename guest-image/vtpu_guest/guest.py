@@ -268,7 +268,12 @@ class Guest:
         if data:
             arguments["input-data"] = base64.b64encode(data).decode()
         if env:
-            arguments["arg"] = [*arguments["arg"][:2], "env", *(f"{k}={v}" for k, v in env.items()), *words]
+            arguments["arg"] = [
+                *arguments["arg"][:2],
+                "env",
+                *(f"{k}={v}" for k, v in env.items()),
+                *words,
+            ]
         pid = self.agent("guest-exec", **arguments)["pid"]
         deadline = time.monotonic() + timeout + 30
         pause = _POLL_FIRST
@@ -293,7 +298,7 @@ class Guest:
         try:
             for start in range(0, len(data), _CHUNK):
                 part = base64.b64encode(data[start : start + _CHUNK]).decode()
-                self.agent("guest-file-write", handle=handle, **{"buf-b64": part})
+                self.agent("guest-file-write", handle=handle, buf_b64=part)
         finally:
             self.agent("guest-file-close", handle=handle)
         if mode != 0o644:

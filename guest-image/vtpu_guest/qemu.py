@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .cache import REPO, cache_dir, fresh, key, log_dir, need_space, prune, remove
 from .privileged import run_in_root
-from .roots import qemu_source
+from .roots import identity, qemu_source
 from .stage import Stage
 
 DEVICE = REPO / "qemu-device"
@@ -38,7 +38,7 @@ def build(root: Path) -> Qemu:
     """Compiles what changed; the tree is kept, so an edit costs seconds."""
     script = DEVICE / "build-qemu"
     source = qemu_source(root)
-    tree = cache_dir() / f"qemu-tree-{key(source.name, root.name, script)}"
+    tree = cache_dir() / f"qemu-tree-{key(identity(root), script)}"
     out = cache_dir() / f"qemu-{key(tree.name, *_OVERLAY)}"
     qemu = Qemu(root, out / "qemu-system-x86_64.bin")
     if not out.is_dir():
@@ -49,7 +49,14 @@ def build(root: Path) -> Qemu:
                 run_in_root(
                     stage,
                     root,
-                    ["sh", "/device/build-qemu", f"/usr/src/{source.name}", "/device", "/tree", "/out"],
+                    [
+                        "sh",
+                        "/device/build-qemu",
+                        f"/usr/src/{source.name}",
+                        "/device",
+                        "/tree",
+                        "/out",
+                    ],
                     log_dir() / "qemu.log",
                     read={DEVICE: "/device"},
                     write={tree: "/tree", work: "/out"},
@@ -58,7 +65,7 @@ def build(root: Path) -> Qemu:
         for old in cache_dir().glob("qemu-tree-*"):
             if old != tree:
                 remove(old)
-        prune("qemu-????????????????", [out])
+    prune("qemu-????????????????", out)
     return qemu
 
 

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-import json
+import re
 import subprocess
+import sys
 from pathlib import Path
 
 from . import debian
@@ -15,6 +16,7 @@ from .stage import Stage, StageError
 # Changed by hand when a root has to be rebuilt although its package list is
 # the same.
 _RECIPE = "1"
+_LEFT_OUT = ["man", "doc", "locale", "info"]
 _HINT = f"packages are taken from the mirror in /etc/apt, suite {debian.SUITE}"
 
 _KEEP_SOURCES = r"""
@@ -48,15 +50,16 @@ def _make(title: str, target: Path, package_list: str, extra: list[str], source:
                 # Keeps a configuration file that a hook wrote, without asking.
                 "--dpkgopt=force-confold",
                 "--verbose",
-                *(f"--dpkgopt=path-exclude=/usr/share/{junk}/*" for junk in ("man", "doc", "locale", "info")),
+                *(f"--dpkgopt=path-exclude=/usr/share/{name}/*" for name in _LEFT_OUT),
                 *debian.proxy_options(),
                 f"--include={','.join(packages(package_list))}",
                 *extra,
             ]
             sources = debian.mmdebstrap_sources(source)
             command = ["mmdebstrap", *options, debian.SUITE, str(work), *sources]
-            run_isolated(stage, command, log_dir() / f"{target.name.rsplit('-', 1)[0]}.log", hint=_HINT)
-            record_versions(work, package_list.replace(".txt", ".lock"))
+            log = log_dir() / f"{package_list.removesuffix('.txt')}.log"
+            run_isolated(stage, command, log, hint=_HINT)
+            _record_versions(work, target, package_list.replace(".txt", ".lock"))
 
 
 def build_root() -> Path:
@@ -65,7 +68,7 @@ def build_root() -> Path:
     if not target.is_dir():
         hooks = ["--skip=cleanup/apt", f"--customize-hook={_KEEP_SOURCES}"]
         _make("Debian 13 build root", target, "packages-build.txt", hooks, source=True)
-        prune("build-root-*", [target], count=1)
+    prune("build-root-*", target)
     return target
 
 
@@ -77,11 +80,11 @@ def guest_root() -> Path:
         if not target.is_dir():
             hooks = [f"--essential-hook={_NO_INITRAMFS}"]
             _make("Debian 13 guest root", target, "packages-guest.txt", hooks, source=False)
-            prune("guest-root-*", [target], count=1)
+        prune("guest-root-*", target)
         if kernel_release(build) == kernel_release(target):
             return target
         # A point release came out between the two: make the older one anew.
-        older = min(build, target, key=lambda root: root.stat().st_mtime)
+        older = min(build, target, key=_kernel_version)
         if attempt == 0:
             remove(older)
             build = build_root()
@@ -99,6 +102,19 @@ def kernel_release(root: Path) -> str:
     return names[0]
 
 
+def _kernel_version(root: Path) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", kernel_release(root))]
+
+
+def identity(root: Path) -> str:
+    """What is in a root, for the keys of what is made from it."""
+    return key(root.name, _versions_file(root))
+
+
+def _versions_file(root: Path) -> Path:
+    return cache_dir() / f"packages-{root.name}"
+
+
 def qemu_source(root: Path) -> Path:
     found = sorted((root / "usr/src").glob("qemu_*.dsc"))
     if not found:
@@ -106,18 +122,13 @@ def qemu_source(root: Path) -> Path:
     return found[-1]
 
 
-def record_versions(root: Path, lock_name: str) -> None:
-    """Says where a root differs from the versions that were last tested."""
+def _record_versions(root: Path, target: Path, lock_name: str) -> None:
+    """Keeps the versions that a root got, and says when they are not the tested ones."""
     show = ["dpkg-query", f"--admindir={root}/var/lib/dpkg", "-W", "-f=${Package} ${Version}\\n"]
     result = subprocess.run(show, capture_output=True, text=True, check=True)
-    now = dict(line.split() for line in result.stdout.splitlines())
-    used = cache_dir() / lock_name
-    used.write_text("".join(f"{name} {version}\n" for name, version in sorted(now.items())))
+    _versions_file(target).write_text(result.stdout)
     lock = GUEST_IMAGE / lock_name
-    if lock.is_file():
-        tested = dict(line.split() for line in lock.read_text().splitlines())
-        changed = sorted(name for name in now.keys() & tested.keys() if now[name] != tested[name])
-        if changed:
-            (log_dir() / f"{lock_name}.differences.json").write_text(
-                json.dumps({name: [tested[name], now[name]] for name in changed}, indent=1)
-            )
+    tested = set(lock.read_text().splitlines()) if lock.is_file() else set()
+    changed = len(set(result.stdout.splitlines()) - tested)
+    if changed:
+        print(f"vtpu: {changed} packages differ from {lock_name}", file=sys.stderr)

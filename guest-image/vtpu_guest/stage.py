@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -75,11 +76,10 @@ class Stage:
 
 def counter_of(text: bytes, lines: int) -> str:
     """The last [n/m] or n% that a tool printed, else how many lines it printed."""
-    found = None
-    for found in _COUNTER.finditer(text):
-        pass
-    if found is None:
+    matches = list(_COUNTER.finditer(text))
+    if not matches:
         return f"{lines} lines"
+    found = matches[-1]
     if found[3]:
         return f"{int(found[3])}%"
     return f"{int(found[1])}/{int(found[2])}"
@@ -131,10 +131,8 @@ def run_logged(
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
     process.wait()
 
 

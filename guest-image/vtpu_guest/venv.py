@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 from .cache import REPO, cache_dir, key, log_dir, need_space, prune
 from .privileged import sudo
@@ -69,11 +68,10 @@ def venv_python() -> list[str]:
                 hint="packages are taken from the index that pip is configured with",
             )
             (target / "complete").touch()
-        prune("venv-????????????????", [target], count=2)
+    prune("venv-????????????????", target)
     return [str(target / "bin/python")]
 
 
 def venv_environment() -> dict[str, str]:
     path = os.pathsep.join(str(folder) for folder in PYTHONPATH)
     return {**os.environ, "PYTHONPATH": path}
-
