@@ -12,7 +12,7 @@ ARGS ?=
 
 export PROMPT MODEL
 guest := PYTHONPATH=guest-image $(PYTHON) -m vtpu_guest
-host := $(guest) python
+host := $(guest) python --
 model := $(if $(MODEL),--model "$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 

@@ -164,11 +164,14 @@ def execute(arguments: argparse.Namespace) -> int:
 
 
 def python(arguments: argparse.Namespace) -> int:
-    """The host's Python environment, made when missing."""
+    """The host's Python environment, made when missing: python -- -m pytest."""
     with build_lock():
         install_host_packages()
         interpreter = venv_python()
-    os.execve(interpreter[0], [*interpreter, *arguments.arguments], venv_environment())
+    words = arguments.arguments
+    if words[:1] == ["--"]:  # some versions of argparse keep it
+        words = words[1:]
+    os.execve(interpreter[0], [*interpreter, *words], venv_environment())
 
 
 def clean(_arguments: argparse.Namespace) -> int:
