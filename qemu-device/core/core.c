@@ -12,6 +12,9 @@
 
 #include "machine.h"
 
+#define HUGE_PAGE (2u << 20)
+#define VMEM_MAP_BYTES (VTPU_VMEM_BYTES + HUGE_PAGE)
+
 uint64_t vtpu_now_ns(void)
 {
     struct timespec t;
@@ -231,11 +234,26 @@ static void destroy(VtpuCore *core)
         free(core->exec.buffer[i].data);
     }
     vtpu_program_free_all(core);
-    munmap(core->vmem, VTPU_VMEM_BYTES);
+    munmap(core->vmem_map, VMEM_MAP_BYTES);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
     free(core);
+}
+
+/* On huge pages where the host gives them. */
+static bool map_vmem(VtpuCore *core)
+{
+    void *map = mmap(NULL, VMEM_MAP_BYTES, PROT_READ | PROT_WRITE,
+                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (map == MAP_FAILED) {
+        return false;
+    }
+    core->vmem_map = map;
+    core->vmem = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    madvise(core->vmem, VTPU_VMEM_BYTES, MADV_HUGEPAGE);
+    return true;
 }
 
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
@@ -248,9 +266,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         return NULL;
     }
     VtpuCore *core = calloc(1, sizeof(*core));
-    void *vmem = mmap(NULL, VTPU_VMEM_BYTES, PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (!core || vmem == MAP_FAILED) {
+    if (!core || !map_vmem(core)) {
         free(core);
         *error = "out of memory";
         return NULL;
@@ -259,7 +275,6 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->opaque = opaque;
     core->hbm = config->hbm;
     core->hbm_bytes = config->hbm_bytes;
-    core->vmem = vmem;
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->threads = config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;

@@ -167,6 +167,7 @@ struct VtpuCore {
     uint8_t *hbm;
     uint64_t hbm_bytes;
     uint8_t *vmem;
+    void *vmem_map; /* where it lies, to be unmapped */
     const VtpuKernels *kernels;
     unsigned threads;
     uint64_t schedule_seed;
