@@ -20,6 +20,9 @@ struct vtpu_bo {
 	struct list_head mappings;	/* of struct vtpu_mapping; lock */
 };
 
+/* The shmem helpers free what contains the object by its own address. */
+static_assert(!offsetof(struct vtpu_bo, shmem));
+
 static inline struct vtpu_bo *to_vtpu_bo(struct drm_gem_object *obj)
 {
 	return container_of(obj, struct vtpu_bo, shmem.base);

@@ -29,6 +29,8 @@ import vtpu_raw as raw
 from vtpu_raw import EXEC, HBM, HUGE, PAGE, READ, SYNC_SIGNAL, SYNC_TIMELINE, WRITE, Device, raises
 
 CASES: dict[str, Callable[[], None]] = {}
+# Not with the others: while the machine sleeps nobody may talk to its agent.
+ALONE = {"suspend_and_resume"}
 FOLDER = "/tmp/driver-tests"  # where these files are in the guest
 VA = 1 << 32
 CASE_SECONDS = 60
@@ -1078,7 +1080,7 @@ def main(names: list[str]) -> int:
     faulthandler.enable()
     log = KernelLog()
     failed = 0
-    for name in names or CASES:
+    for name in names or [name for name in CASES if name not in ALONE]:
         print(json.dumps({"case": name, "started": True}), flush=True)
         result = run_case(name, log)
         failed += not result["ok"]

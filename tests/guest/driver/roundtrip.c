@@ -2,7 +2,7 @@
 /*
  * The time of an empty submission, from the ioctl to the woken waiter.
  *
- *   cc -O2 -static -Ikmod/include/uapi -I/usr/include/drm roundtrip.c
+ *   cc -O2 -static -I../../../kmod/include/uapi -I/usr/include/drm roundtrip.c -o roundtrip
  *   roundtrip [count]
  *
  * Prints the least, median, 90th percentile and mean, in microseconds, of
