@@ -161,7 +161,7 @@ static void report(const char *what, uint32_t threads, double seconds, const cha
 typedef struct Model {
     uint8_t *layers, *embedding;
     size_t layers_bytes, embedding_bytes;
-    uint8_t *quantised;
+    uint8_t *quantised[2];        /* of HIDDEN and of FFN columns */
     float *x, *dst;
     uint32_t m;
     bool with_embedding, with_layers;
@@ -176,8 +176,9 @@ static void multiply(const Model *model, const uint8_t *weight, uint32_t n, uint
                      uint32_t thread, uint32_t threads)
 {
     VtpuMatmul op = {
-        .dst = model->dst, .dst_stride = n * 4ul, .quantised = model->quantised, .weight = weight,
-        .m = model->m, .n = n, .k = k, .fmt = fmt,
+        .dst = model->dst, .dst_stride = n * 4ul, 
+        .quantised = model->quantised[k == FFN], .weight = weight, .m = model->m,
+        .n = n, .k = k, .fmt = fmt,
     };
     kernels->matmul(&op, n / 16 * thread / threads, n / 16 * (thread + 1) / threads);
 }
@@ -239,11 +240,18 @@ static void bench_weights(Model *model)
     }
     for (uint32_t threads = 1; threads <= MAX_THREADS; threads++) {
         char name[64];
-        size_t bytes = model->layers_bytes + model->embedding_bytes;
+        size_t bytes;
 
-        model->with_layers = model->with_embedding = true;
-        double t = timed(read_model, model, threads);
-        report("read loop, all weights", threads, t, "GB_per_s", (double)bytes / t / 1e9);
+        double t;
+        for (int i = 0; i < 3; i++) {
+            model->with_layers = i != 1;
+            model->with_embedding = i != 0;
+            bytes = (i != 1 ? model->layers_bytes : 0) + (i != 0 ? model->embedding_bytes : 0);
+            t = timed(read_model, model, threads);
+            report(i == 0 ? "read loop, layers" : i == 1 ? "read loop, embedding"
+                                                         : "read loop, all weights",
+                   threads, t, "GB_per_s", (double)bytes / t / 1e9);
+        }
         for (int i = 0; i < 7; i++) {
             bool few = rows[i] <= 16;
             model->m = rows[i];
@@ -268,7 +276,7 @@ static void bench_weights(Model *model)
 static void quantise_part(void *arg, uint32_t thread, uint32_t threads)
 {
     const Model *model = arg;
-    kernels->quantise(model->quantised, model->x, FFN * 4, FFN, model->m * thread / threads,
+    kernels->quantise(model->quantised[1], model->x, FFN * 4, FFN, model->m * thread / threads,
                       model->m * (thread + 1) / threads);
 }
 
@@ -425,10 +433,13 @@ int main(int argc, char **argv)
     model.embedding_bytes = matrix_bytes(VOCAB, HIDDEN, VTPU_FMT_Q8_0);
     model.layers = filled(model.layers_bytes);
     model.embedding = filled(model.embedding_bytes);
-    model.quantised = filled(kernels->quantise_bytes(FFN) * MAX_ROWS);
     model.x = floats((size_t)2 * FFN * MAX_ROWS);
     model.dst = floats((size_t)2 * FFN * MAX_ROWS);
-    kernels->quantise(model.quantised, model.x, FFN * 4, FFN, 0, MAX_ROWS);
+    for (int i = 0; i < 2; i++) {
+        uint32_t k = i ? FFN : HIDDEN;
+        model.quantised[i] = filled(kernels->quantise_bytes(k) * MAX_ROWS);
+        kernels->quantise(model.quantised[i], model.x, k * 4, k, 0, MAX_ROWS);
+    }
     bench_weights(&model);
     for (model.m = 1; model.m <= MAX_ROWS; model.m *= MAX_ROWS) {
         char name[64];

@@ -4,26 +4,12 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
+import itertools
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
-ROOT = Path(__file__).resolve().parents[3]
-CORE = ROOT / "qemu-device" / "core"
-
 F32, BF16, F16, Q8_0, Q4_0, Q4_1 = 1, 2, 3, 8, 9, 10
-TILE_BYTES = {Q8_0: 544, Q4_0: 288, Q4_1: 320}
-FLAGS = {
-    "avx2": ["-mavx2", "-mfma", "-mf16c"],
-    "avx512": [
-        *("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw"),
-        *("-mavx512vl", "-mavx512dq", "-mavx512vnni"),
-    ],
-}
-SOURCES = ["kernels", "kernels_scalar", "matmul_scalar", "attn_scalar", "sample"]
-SIMD_SOURCES = ["kernels", "matmul", "attn"]
 
 _ptr, _size, _u32, _f32, _bool = (
     ctypes.c_void_p,
@@ -108,22 +94,6 @@ SAMPLE_RESULT = np.dtype(
 )
 
 
-def build(directory: Path) -> ctypes.CDLL:
-    """Compiles the kernels alone, with the flags of the core's Makefile."""
-    common = ["-O2", "-std=c11", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", "-fPIC"]
-    sources = [(name, []) for name in SOURCES]
-    sources += [(f"{name}_{path}", flags) for path, flags in FLAGS.items() for name in SIMD_SOURCES]
-    objects = []
-    for name, flags in sources:
-        objects.append(str(directory / f"{name}.o"))
-        command = ["cc", *common, *flags, "-I", str(CORE.parent / "include")]
-        command += ["-c", str(CORE / f"{name}.c"), "-o", objects[-1]]
-        subprocess.run(command, check=True)
-    library = directory / "libkernels.so"
-    subprocess.run(["cc", "-shared", "-o", str(library), *objects, "-lm"], check=True)
-    return ctypes.CDLL(str(library))
-
-
 def _aligned(size: int) -> np.ndarray:
     memory = np.empty(size + 64, np.uint8)
     offset = -memory.ctypes.data % 64
@@ -206,7 +176,7 @@ class Kernels:
         )
         scratch = _aligned(self.table.attn_scratch_bytes(ctypes.byref(op)))
         edges = np.linspace(0, rows * k_cache.shape[1], parts + 1).astype(int)
-        for begin, end in zip(edges[:-1], edges[1:], strict=True):
+        for begin, end in itertools.pairwise(edges):
             self.table.attn(ctypes.byref(op), scratch.ctypes.data, int(begin), int(end))
         return dst
 

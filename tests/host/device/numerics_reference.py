@@ -48,7 +48,10 @@ def exp(x):
         n = np.rint(safe * f32(1.44269504))
         r = fma(n, f32(2.12194440e-4), fma(n, f32(-0.693359375), safe))
         p = np.full_like(r, 1.9875691500e-4)
-        for c in (1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1):
+        for c in (
+            *(1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2),
+            *(1.6666665459e-1, 5.0000001201e-1),
+        ):
             p = fma(p, r, f32(c))
         y = fma(p, r * r, r) + f32(1)
         result = np.ldexp(y.astype(np.float64), n.astype(int)).astype(f32)
