@@ -99,10 +99,11 @@ static int vtpu_hwq_start(struct vtpu_hwq *hwq)
 }
 
 /*
- * Stops the queue and returns once the device no longer works for it, or
- * -ETIMEDOUT. reset_lock is held. Jobs in flight are the caller's to signal.
+ * Stops the queue for the reason given and returns once the device no longer
+ * works for it, or -ETIMEDOUT. reset_lock is held. Jobs in flight are the
+ * caller's to signal.
  */
-int vtpu_hwq_stop(struct vtpu_hwq *hwq)
+int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 {
 	struct vtpu_device *vdev = hwq->vdev;
 	unsigned long flags;
@@ -114,6 +115,8 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq)
 
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->enabled = false;
+	if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
+		hwq->queue->status = status;
 	/* Of an idle queue, and so in the ordinary course, it is not counted. */
 	if (!list_empty(&hwq->inflight))
 		atomic64_inc(&vdev->queue_resets);
@@ -240,7 +243,7 @@ static void vtpu_queue_return_hwq(struct vtpu_queue *queue)
 
 	mutex_lock(&vdev->reset_lock);
 	if (drm_dev_enter(&vdev->drm, &idx)) {
-		if (vtpu_hwq_stop(hwq)) {
+		if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_LOST)) {
 			drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
 				hwq->index);
 			vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);

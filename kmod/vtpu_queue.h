@@ -85,7 +85,7 @@ static inline unsigned int vtpu_hwq_reg(const struct vtpu_hwq *hwq, unsigned int
 int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index);
 void vtpu_hwq_get(struct vtpu_hwq *hwq);
 void vtpu_hwq_put(struct vtpu_hwq *hwq);
-int vtpu_hwq_stop(struct vtpu_hwq *hwq);
+int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
 void vtpu_device_reset(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
 

@@ -242,14 +242,14 @@ static void vtpu_hwq_hang(struct vtpu_hwq *hwq)
 
 	drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit\n", hwq->index,
 		 le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1);
-	if (vtpu_hwq_stop(hwq)) {
+	if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_HUNG)) {
 		drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
 			hwq->index);
 		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
 		vtpu_device_reset(vdev);
 		return;
 	}
-	/* It may have faulted in the meantime, or even finished. */
+	/* The job may even have finished in the meantime, and then it counts. */
 	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
 }
 

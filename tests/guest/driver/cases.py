@@ -668,6 +668,7 @@ def long_job_of_another_queue_is_no_hang() -> None:
         dev.wait(late)
         assert dev.fence_error(late) == 1
         assert dev.state(dev.queue_id).status == raw.OK
+        dev.wait(hung)
         assert dev.state(long_queue).status == raw.HUNG
 
 
