@@ -253,6 +253,7 @@ TPURT_API int tpurt_queue_get_state(tpurt_queue *queue, tpurt_queue_state *state
  */
 TPURT_API int tpurt_queue_recover(tpurt_queue *queue);
 /* One-command jobs. *point is the job's point on the queue's timeline. */
+TPURT_API int tpurt_queue_nop(tpurt_queue *queue, uint64_t *point);
 TPURT_API int tpurt_queue_copy(tpurt_queue *queue, uint64_t dst_va, uint64_t src_va,
                                uint64_t bytes, uint64_t *point);
 TPURT_API int tpurt_queue_fill(tpurt_queue *queue, uint64_t dst_va, uint64_t bytes,

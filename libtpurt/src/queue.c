@@ -259,6 +259,13 @@ int rt_queue_submit(tpurt_queue *queue, const struct drm_vtpu_cmd *commands, uin
     return status;
 }
 
+int tpurt_queue_nop(tpurt_queue *queue, uint64_t *point)
+{
+    struct drm_vtpu_cmd command = { .op = DRM_VTPU_OP_NOP };
+
+    return rt_queue_submit(queue, &command, 1, NULL, 0, point);
+}
+
 int tpurt_queue_copy(tpurt_queue *queue, uint64_t dst_va, uint64_t src_va, uint64_t bytes,
                      uint64_t *point)
 {

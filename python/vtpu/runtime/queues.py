@@ -74,6 +74,12 @@ class Queue:
         """Makes a failed queue usable again; its old fences keep their errors."""
         check(lib.tpurt_queue_recover(self.handle))
 
+    def nop(self) -> Fence:
+        """An empty job: what a submission costs, or a mark on the timeline."""
+        point = _new(_POINT)
+        status = lib.tpurt_queue_nop(self.handle, point)
+        return self.fence(status, point)
+
     def copy(self, dst: Address, src: Address, nbytes: int) -> Fence:
         """Copies between device addresses; the ranges must not overlap."""
         point = _new(_POINT)

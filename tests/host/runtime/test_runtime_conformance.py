@@ -215,6 +215,15 @@ def test_more_jobs_than_any_ring_holds(device: Device, queue: Queue, counter: Ex
     assert word(buffer.map()) == 3000
 
 
+def test_an_empty_job_takes_its_turn(device: Device, queue: Queue) -> None:
+    before = queue.state.completed
+    buffer = device.buffer(4096)
+    queue.fill(buffer, 4096, 0x01020304)
+    queue.nop().wait(30)
+    assert word(buffer.map()) == 0x0102030401020304
+    assert queue.state.completed == before + 2
+
+
 def test_fill_of_odd_bytes_is_refused(device: Device, queue: Queue) -> None:
     from vtpu.runtime import TpuInvalidError
 
