@@ -39,7 +39,6 @@ void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64
 
 void vtpu_core_kick(VtpuCore *core)
 {
-    atomic_fetch_add_explicit(&core->doorbells, 1, memory_order_release);
     pthread_cond_signal(&core->wake);
 }
 

@@ -181,7 +181,6 @@ struct VtpuCore {
     /* Read by the command thread without the lock; written with it. */
     atomic_uint attention; /* call vtpu_core_boundary() */
     atomic_uint stop;      /* abandon the running command */
-    atomic_uint doorbells; /* counts doorbells, for a spinning command thread */
 
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */

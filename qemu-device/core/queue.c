@@ -11,8 +11,6 @@
 /* A held WAIT is looked at again after this long, doubling up to the most. */
 #define POLL_FIRST_NS 50000
 #define POLL_MOST_NS 1000000
-/* How long the thread watches for the next doorbell before it sleeps. */
-#define IDLE_SPIN_NS 0
 
 static uint32_t ring_entries(const VtpuQueue *queue)
 {
@@ -250,27 +248,9 @@ static void idle(VtpuCore *core)
     core->busy = true;
 }
 
-/* Watches for a doorbell a little while; lock held. True when there was one. */
-static bool spin(VtpuCore *core)
-{
-    unsigned seen = atomic_load(&core->doorbells);
-    uint64_t end = vtpu_now_ns() + IDLE_SPIN_NS;
-
-    core->busy = false;
-    pthread_mutex_unlock(&core->lock);
-    while (atomic_load_explicit(&core->doorbells, memory_order_acquire) == seen &&
-           vtpu_now_ns() < end) {
-        vtpu_relax();
-    }
-    pthread_mutex_lock(&core->lock);
-    core->busy = true;
-    return atomic_load(&core->doorbells) != seen;
-}
-
 void *vtpu_command_thread(void *opaque)
 {
     VtpuCore *core = opaque;
-    bool worked = false;
 
     if (core->ops.thread_enter) {
         core->ops.thread_enter(core->opaque);
@@ -284,9 +264,7 @@ void *vtpu_command_thread(void *opaque)
             pthread_mutex_lock(&core->lock);
         } else if ((q = pick(core, vtpu_now_ns())) >= 0) {
             serve(core, (unsigned)q);
-            worked = true;
-        } else if (!worked || !IDLE_SPIN_NS || !spin(core)) {
-            worked = false;
+        } else {
             idle(core);
         }
     }
