@@ -36,7 +36,6 @@ def complete(
 ) -> Stream:
     """One greedy completion; with a gate, all callers send at once."""
     body = {
-        "model": "default",
         "prompt": ids,
         "max_tokens": max_tokens,
         "temperature": 0,

@@ -26,6 +26,7 @@ class Served:
     guest: Guest
     port: int
     client: openai.OpenAI
+    model: str
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples, e.g. "vllm:num_requests_running"."""
@@ -63,7 +64,7 @@ def served() -> Iterator[Served]:
         guest.wait_agent()
         base = f"http://127.0.0.1:{port}/v1"
         with openai.OpenAI(base_url=base, api_key="none", timeout=300, max_retries=0) as client:
-            yield Served(guest, port, client)
+            yield Served(guest, port, client, client.models.list().data[0].id)
         guest.shutdown()
     finally:
         guest.kill()

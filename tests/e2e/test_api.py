@@ -18,7 +18,7 @@ QUESTION = [{"role": "user", "content": "What is the capital of France?"}]
 
 def test_an_answer_makes_sense(served: Served) -> None:
     answer = served.client.chat.completions.create(
-        model="default", messages=QUESTION, max_tokens=24, temperature=0
+        model=served.model, messages=QUESTION, max_tokens=24, temperature=0
     )
     assert "Paris" in (answer.choices[0].message.content or "")
     assert answer.usage is not None
@@ -27,7 +27,7 @@ def test_an_answer_makes_sense(served: Served) -> None:
 
 def test_streamed_text_is_the_unstreamed_text(served: Served) -> None:
     options = {
-        "model": "default",
+        "model": served.model,
         "messages": QUESTION,
         "max_tokens": 32,
         "seed": 7,
@@ -45,7 +45,7 @@ def test_streamed_text_is_the_unstreamed_text(served: Served) -> None:
 
 def test_completion_with_logprobs(served: Served) -> None:
     answer = served.client.completions.create(
-        model="default", prompt="Two plus two is", max_tokens=8, temperature=0, logprobs=20
+        model=served.model, prompt="Two plus two is", max_tokens=8, temperature=0, logprobs=20
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None and logprobs.tokens and logprobs.token_logprobs
@@ -56,7 +56,7 @@ def test_completion_with_logprobs(served: Served) -> None:
 
 
 def test_stop_string_ends_the_text_before_it(served: Served) -> None:
-    options = {"model": "default", "prompt": "1, 2, 3, 4,", "max_tokens": 30, "temperature": 0}
+    options = {"model": served.model, "prompt": "1, 2, 3, 4,", "max_tokens": 30, "temperature": 0}
     full = served.client.completions.create(**options).choices[0].text
     stopped = served.client.completions.create(**options, stop=[" 7"]).choices[0]
     assert " 7" in full
@@ -72,7 +72,11 @@ def test_models_and_health(served: Served) -> None:
 def test_a_long_context_compiles_nothing_and_answers(served: Served) -> None:
     prompt = [1000 + i % 30000 for i in range(3000)]
     answer = served.client.completions.create(
-        model="default", prompt=prompt, max_tokens=4, temperature=0, extra_body={"ignore_eos": True}
+        model=served.model,
+        prompt=prompt,
+        max_tokens=4,
+        temperature=0,
+        extra_body={"ignore_eos": True},
     )
     assert answer.usage is not None
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (3000, 4)
@@ -81,7 +85,7 @@ def test_a_long_context_compiles_nothing_and_answers(served: Served) -> None:
 def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     body = {
-        "model": "default",
+        "model": served.model,
         "prompt": "Count:",
         "max_tokens": 4000,
         "stream": True,
@@ -115,7 +119,7 @@ def test_a_client_that_leaves_frees_its_blocks(served: Served) -> None:
 def test_bad_parameters_name_the_limit(
     served: Served, change: dict[str, object], status: int, words: str
 ) -> None:
-    body = {"model": "default", "prompt": "Hi", "max_tokens": 1} | change
+    body = {"model": served.model, "prompt": "Hi", "max_tokens": 1} | change
     connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=60)
     connection.request(
         "POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"}
@@ -137,7 +141,7 @@ def test_malformed_json(served: Served) -> None:
 
 
 def test_a_hang_is_an_error_and_the_next_request_is_right(served: Served) -> None:
-    options = {"model": "default", "prompt": "The sea is", "max_tokens": 8, "temperature": 0}
+    options = {"model": served.model, "prompt": "The sea is", "max_tokens": 8, "temperature": 0}
     before = served.client.completions.create(**options).choices[0].text
     served.inject("inject-hang", True)
     started = time.monotonic()

@@ -30,7 +30,7 @@ def ask(served: Served, index: int) -> Answer:
     sampled = {} if index % 2 else {"temperature": 0.9, "top_p": 0.95, "seed": 100 + index}
     options = {"temperature": 0} | sampled
     answer = served.client.completions.create(
-        model="default",
+        model=served.model,
         prompt=PROMPTS[index] * (1 + index * 3),
         max_tokens=16,
         logprobs=1,
