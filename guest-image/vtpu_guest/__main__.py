@@ -221,6 +221,9 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
 
 
 def main() -> int:
+    # Also when a script started this in the background, where the shell has
+    # SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminated)
     signal.signal(signal.SIGHUP, _terminated)
     arguments = _parser().parse_args()
