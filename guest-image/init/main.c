@@ -31,10 +31,11 @@ int main(void)
 	sethostname("vtpu", 4);
 	load_environment();
 	bring_up_network();
-	start_agent();
 	/* A guest whose driver does not load is the place to find out why. */
 	if (load_modules("/opt/vtpu/modules"))
 		say("ready");
 	start_command();
+	/* Last: who can talk to the agent finds everything else done. */
+	start_agent();
 	supervise();
 }
