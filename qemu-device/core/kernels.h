@@ -26,8 +26,8 @@
  */
 
 /*
- * A call is fastest with a multiple of this: tile rows of a product of more
- * than 4 rows; items of attention (fewer, if not every thread would get some).
+ * A call is fastest with a multiple of this: tile rows of a product; items of
+ * attention (fewer, if not every thread would get some).
  * Results are the same for any cut.
  */
 #define VTPU_MATMUL_GRAIN 3

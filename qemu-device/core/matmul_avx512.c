@@ -77,7 +77,8 @@ INLINE void store_row(const VtpuMatmul *op, __m512 acc, uint32_t tile_row, uint3
     _mm512_storeu_ps(dst, op->accumulate ? _mm512_add_ps(_mm512_loadu_ps(dst), acc) : acc);
 }
 
-/* One tile row for a few rows: the tile and all sums in registers. */
+/* One tile row for a few rows, where no panel is left: the tile and all sums in
+ * registers. */
 INLINE void few_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row, int rows)
 {
     uint32_t blocks = op->k / VTPU_BLOCK;
@@ -115,13 +116,15 @@ INLINE void few_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint
 }
 
 /*
- * Many rows: three tiles side by side, unpacked in the first-level cache, by
- * eight rows. A loaded pair of weights serves all rows and a broadcast pair of
+ * Three tiles side by side, unpacked in the first-level cache, by up to eight
+ * rows. A loaded pair of weights serves all rows and a broadcast pair of
  * activations all tiles, so that the multipliers and not the loads are the
  * limit. The 24 sums are in registers for the length of a block; they are
  * separate variables because the compiler keeps an array of them in memory.
  */
-#define PANEL_TILES 3
+#define PANEL_TILES VTPU_MATMUL_GRAIN
+/* How far ahead of the products weights are fetched. */
+#define FETCH_BLOCKS 4
 
 typedef struct Panel {
     __m512i w[16][PANEL_TILES];
@@ -206,7 +209,25 @@ DEFINE_PANEL_ROWS(2)
 DEFINE_PANEL_ROWS(4)
 DEFINE_PANEL_ROWS(8)
 
-INLINE void many_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row,
+/*
+ * Fetches what load_panel() will want FETCH_BLOCKS later, of the next panel at
+ * the end of this one: the streams of three tile rows are too short for the
+ * hardware to follow them well.
+ */
+INLINE void fetch_panel(const uint8_t *weight, size_t block, size_t blocks, size_t tile_bytes)
+{
+    size_t ahead = block + FETCH_BLOCKS, tile_row_bytes = blocks * tile_bytes;
+    const uint8_t *p = weight + ahead * tile_bytes +
+                       (ahead < blocks ? 0 : (PANEL_TILES - 1) * tile_row_bytes);
+
+    for (size_t t = 0; t < PANEL_TILES; t++) {
+        for (size_t line = 0; line < tile_bytes; line += 64) {
+            __builtin_prefetch(p + t * tile_row_bytes + line);
+        }
+    }
+}
+
+INLINE void panel_product(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint32_t row,
                       uint32_t count)
 {
     size_t blocks = op->k / VTPU_BLOCK, tile_bytes = vtpu_tile_bytes(fmt);
@@ -226,6 +247,7 @@ INLINE void many_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uin
             .blocks = blocks,
             .acc = acc,
         };
+        fetch_panel(weight, block, blocks, tile_bytes);
         load_panel(&panel, weight + block * tile_bytes, blocks * tile_bytes, fmt);
         for (uint32_t left = count / 8; left > 0; left--) {
             panel_rows_8(&rows, &panel, fmt);
@@ -253,8 +275,8 @@ INLINE void matmul(const VtpuMatmul *op, uint32_t fmt, uint32_t begin, uint32_t 
         uint32_t rows = op->m - row < ROW_BLOCK ? op->m - row : ROW_BLOCK;
         uint32_t tile_row = begin;
 
-        for (; rows > 4 && tile_row + PANEL_TILES <= end; tile_row += PANEL_TILES) {
-            many_rows(op, fmt, tile_row, row, rows);
+        for (; tile_row + PANEL_TILES <= end; tile_row += PANEL_TILES) {
+            panel_product(op, fmt, tile_row, row, rows);
         }
         for (; tile_row < end; tile_row++) {
             uint32_t r = row;
