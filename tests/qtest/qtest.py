@@ -365,16 +365,13 @@ class Queue:
         wait_for(lambda: self.state == "DISABLED", "queue reset")
 
 
-def find_qemu() -> list[str] | str:
-    """The command, or why there is none."""
+def find_qemu() -> list[str]:
+    """The command of VTPU_QEMU, or of the QEMU that the guest's package builds."""
     named = os.environ.get("VTPU_QEMU")
     if named:
         return [named]
-    try:
-        from vtpu_guest import qemu, roots
-        from vtpu_guest.cache import build_lock
+    from vtpu_guest import qemu, roots
+    from vtpu_guest.cache import build_lock
 
-        with build_lock():
-            return qemu.build(roots.build_root()).command
-    except Exception as error:  # whatever keeps QEMU from being built is the reason
-        return f"no QEMU with the vTPU: set VTPU_QEMU, or: {error}"
+    with build_lock():
+        return qemu.build(roots.build_root()).command
