@@ -4,10 +4,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
+import shutil
 import signal
 import sys
+import termios
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
@@ -138,12 +142,29 @@ def shell(arguments: argparse.Namespace) -> int:
     """A root shell in the guest on this terminal."""
     machine = _machine(arguments)
     print("vtpu: 'exit' or Ctrl-D powers the guest off", file=sys.stderr)
-    guest = Guest(machine, start=["bash", "-l"], terminal=True)
+    # A serial line does not carry the size of the window.
+    size = shutil.get_terminal_size()
+    start = ["sh", "-c", f"stty cols {size.columns} rows {size.lines}; exec bash -l"]
+    guest = Guest(machine, start=start, terminal=True)
+    with _kept_terminal():
+        try:
+            guest.start(wait=False)
+            return guest.wait_exit()
+        finally:
+            guest.kill()
+
+
+@contextlib.contextmanager
+def _kept_terminal() -> Iterator[None]:
+    """QEMU makes the terminal raw; when it is killed, it cannot undo that."""
+    if not sys.stdin.isatty():
+        yield
+        return
+    before = termios.tcgetattr(sys.stdin)
     try:
-        guest.start(wait=False)
-        return guest.wait_exit()
+        yield
     finally:
-        guest.kill()
+        termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
 def execute(arguments: argparse.Namespace) -> int:
