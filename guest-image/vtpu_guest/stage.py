@@ -56,7 +56,7 @@ class Stage:
         now = time.monotonic()
         if now - self._last >= (_TICK if self._tty else _PLAIN_INTERVAL):
             self._last = now
-            self._line(f" ... {text}", "" if self._tty else "\n")
+            self._line(f" ... {text}".rstrip(), "" if self._tty else "\n")
 
     def __exit__(
         self,
@@ -78,7 +78,7 @@ def counter_of(text: bytes, lines: int) -> str:
     """The last [n/m] or n% that a tool printed, else how many lines it printed."""
     matches = list(_COUNTER.finditer(text))
     if not matches:
-        return f"{lines} lines"
+        return f"{lines} lines" if lines else ""
     found = matches[-1]
     if found[3]:
         return f"{int(found[3])}%"
