@@ -62,6 +62,17 @@ INLINE v16 load_fmt(const uint8_t *p, uint32_t fmt)
                                   : v_load((const float *)p);
 }
 
+/* A key of the next block: its slot may be anywhere, out of the hardware's guess. */
+INLINE void fetch_key(const AttnTile *tile, const uint8_t *cache, uint32_t j, size_t bytes)
+{
+    if (j < tile->context.keys) {
+        size_t at = attn_key_at(tile->op, tile->context, j, tile->kv_head);
+        for (size_t line = 0; line < tile->op->head_dim * bytes; line += 64) {
+            __builtin_prefetch(cache + at * bytes + line);
+        }
+    }
+}
+
 INLINE void load_block_fmt(const AttnTile *tile, const uint8_t *cache, uint32_t first,
                            uint32_t count, uint32_t fmt)
 {
@@ -71,6 +82,7 @@ INLINE void load_block_fmt(const AttnTile *tile, const uint8_t *cache, uint32_t 
     for (uint32_t j = 0; j < count; j++) {
         size_t at = attn_key_at(tile->op, tile->context, first + j, tile->kv_head);
         const uint8_t *from = cache + at * bytes;
+        fetch_key(tile, cache, first + j + KEYS, bytes);
         for (uint32_t i = 0; i < dim; i += 16) {
             v_store(tile->block + j * dim + i, load_fmt(from + i * bytes, fmt));
         }

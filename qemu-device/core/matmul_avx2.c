@@ -11,6 +11,8 @@
 
 /* Rows whose accumulators stay in the first-level cache. */
 #define ROW_BLOCK 64
+/* How far ahead of the products weights are fetched. */
+#define FETCH_BLOCKS 8
 
 typedef struct Tile {
     __m256i w[16][2];             /* pair i of the quantised order, for 8 + 8 outputs */
@@ -134,6 +136,9 @@ INLINE void tile_row_product(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_r
         };
         Tile tile;
 
+        for (size_t line = 0; line < tile_bytes; line += 64) {
+            __builtin_prefetch(weight + (block + FETCH_BLOCKS) * tile_bytes + line);
+        }
         load_half_tile(&tile, weight + block * tile_bytes, fmt, 0);
         load_half_tile(&tile, weight + block * tile_bytes, fmt, 1);
         for (uint32_t left = rows / 4; left > 0; left--) {
