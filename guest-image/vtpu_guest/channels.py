@@ -29,7 +29,10 @@ class JsonSocket:
 
     def send(self, message: dict[str, Any]) -> None:
         self._socket.settimeout(None)
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+        try:
+            self._socket.sendall(json.dumps(message).encode() + b"\n")
+        except ConnectionError as error:
+            raise ChannelError(f"the connection was closed: {error.strerror}") from None
 
     def receive(self, timeout: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout
@@ -42,6 +45,8 @@ class JsonSocket:
                 data = self._socket.recv(1 << 20)
             except TimeoutError:
                 raise TimeoutError(f"no answer within {timeout:g} s") from None
+            except ConnectionError:
+                data = b""
             if not data:
                 raise ChannelError("the connection was closed")
             self._pending += data
@@ -57,8 +62,12 @@ class Qmp:
     def __init__(self, path: Path) -> None:
         self._json = JsonSocket(path)
         self.events: list[dict[str, Any]] = []
-        self._json.receive(timeout=10)
-        self.command("qmp_capabilities")
+        try:
+            self._json.receive(timeout=10)
+            self.command("qmp_capabilities")
+        except BaseException:
+            self._json.close()
+            raise
 
     def close(self) -> None:
         self._json.close()

@@ -125,7 +125,8 @@ class Guest:
             self.check_running()
             try:
                 self._qmp = Qmp(folder / "qmp")
-            except (FileNotFoundError, ConnectionRefusedError):
+            except (FileNotFoundError, ConnectionRefusedError, ChannelError):
+                # Not there yet, or gone because QEMU is about to say why.
                 if time.monotonic() > deadline:
                     raise GuestError("QEMU did not open its monitor", self.console_log) from None
                 time.sleep(0.01)
@@ -186,7 +187,7 @@ class Guest:
             if self._agent is not None and self._process.poll() is None:
                 self._agent.send_only("guest-shutdown", mode="powerdown")
                 self._process.wait(timeout)
-        except (subprocess.TimeoutExpired, OSError):
+        except (subprocess.TimeoutExpired, ChannelError):
             pass
         self.kill()
 
