@@ -242,7 +242,7 @@ class Guest:
             raise GuestError("the guest's agent is not connected")
         try:
             return self._agent.command(command, timeout, **arguments)
-        except TimeoutError:
+        except (TimeoutError, ChannelError):
             self.check_running()
             raise
 
