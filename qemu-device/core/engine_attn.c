@@ -97,12 +97,17 @@ static bool check_lists(VtpuExec *x, const VtpuIssued *i, const VtpuAttn *op, ui
 static bool run_items(VtpuExec *x, AttnJob *job, uint64_t work)
 {
     uint32_t items = job->op.rows * job->op.kv_heads;
-    uint64_t each = work / items + 1;
+    uint64_t grain = PART_WORK / (work / items + 1) + 1;
+    uint32_t share = items / (2 * x->core->threads) + 1;
+
+    /* Enough items to share what neighbouring rows have in common. */
+    grain = grain < VTPU_ATTN_GRAIN ? VTPU_ATTN_GRAIN : grain;
+    grain = grain < share ? grain : share;
 
     job->scratch_bytes = (job->kernels->attn_scratch_bytes(&job->op) + 63) & ~(size_t)63;
     job->scratch = vtpu_buffer(x, VTPU_BUFFER_THREADS, job->scratch_bytes * x->core->threads);
     return job->scratch &&
-           vtpu_pool_for(x->core->pool, items, (uint32_t)(PART_WORK / each + 1), attend, job);
+           vtpu_pool_for(x->core->pool, items, (uint32_t)grain, attend, job);
 }
 
 static bool copy_slots(VtpuExec *x, uint64_t cache, const VtpuAttn *op, const uint32_t *blocks,

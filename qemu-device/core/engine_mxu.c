@@ -41,7 +41,8 @@ static uint32_t part_rows(const VtpuCore *core, const VtpuMatmul *op, uint64_t t
     uint64_t rows = (48u << 10) / work + 1;
     uint64_t most = tile_rows / (4 * core->threads) + 1;
 
-    return (uint32_t)(rows < most ? rows : most);
+    rows = rows < most ? rows : most;
+    return (uint32_t)((rows + VTPU_MATMUL_GRAIN - 1) / VTPU_MATMUL_GRAIN * VTPU_MATMUL_GRAIN);
 }
 
 /* Weights that are not one piece of HBM: a row of tiles at a time. */

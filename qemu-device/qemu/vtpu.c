@@ -294,6 +294,10 @@ static void vtpu_exit_hbm(VtpuState *s)
 {
     if (s->hbm_backend) {
         host_memory_backend_set_mapped(s->hbm_backend, false);
+    } else {
+        /* The block lives until the last reader is gone: free its name now,
+         * for a device that is plugged in again. */
+        vmstate_unregister_ram(s->hbm, DEVICE(s));
     }
 }
 
