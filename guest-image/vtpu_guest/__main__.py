@@ -255,7 +255,8 @@ def main() -> int:
         print("\nvtpu: interrupted", file=sys.stderr)
         return 130
     except (StageError, GuestError, ValueError, OSError) as error:
-        print(f"vtpu: {error}", file=sys.stderr)
+        if not getattr(error, "shown", False):
+            print(f"vtpu: {error}", file=sys.stderr)
         return 1
 
 

@@ -16,6 +16,12 @@ from types import TracebackType
 
 _TICK = 0.1
 _PLAIN_INTERVAL = 15.0
+_NO_NETWORK = re.compile(
+    r"resolv(e|ing) |name resolution|[Nn]etwork is unreachable|[Cc]onnection (refused|timed out)"
+)
+_TELLING = re.compile(r"\berror\b|^E: |cannot|No space|not found|failed", re.IGNORECASE)
+# What tools say last, after the reason.
+_EMPTY = re.compile(r"mmdebstrap failed to run|build stopped|setup failed|Error 1$")
 _COUNTER = re.compile(rb"\[(\d+)/(\d+)\]|(\d+)%")
 
 
@@ -26,6 +32,7 @@ class StageError(Exception):
         super().__init__(reason)
         self.reason = reason
         self.log = log
+        self.shown = False
 
 
 class Stage:
@@ -67,6 +74,7 @@ class Stage:
         if error is None:
             self._line(" done", "\n")
         elif isinstance(error, StageError):
+            error.shown = True
             self._line(f" FAILED: {error.reason}", "\n")
             if error.log is not None:
                 sys.stderr.write(f"          log: {error.log}\n")
@@ -127,7 +135,7 @@ def run_logged(
             (kill or kill_group)(process)
             raise
     if code != 0:
-        raise StageError(_reason(command, code, log) + (f"; {hint}" if hint else ""), log)
+        raise StageError(_reason(code, log) + (f"; {hint}" if hint else ""), log)
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
@@ -136,14 +144,12 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _reason(command: Sequence[str], code: int, log: Path) -> str:
+def _reason(code: int, log: Path) -> str:
     """The line of the log most likely to say why, with the status."""
     text = log.read_text(errors="replace").splitlines()
-    telling = [
-        line.strip()
-        for line in text
-        if re.search(r"\berror\b|^E: |cannot|No space|not found|failed", line, re.IGNORECASE)
-    ]
-    last = telling[-1] if telling else (text[-1].strip() if text else "no output")
-    name = Path(command[0]).name
-    return f"{name} exited with status {code}: {last[:300]}"
+    for line in text:
+        if _NO_NETWORK.search(line):
+            return f"could not download: {line.strip()[:200]}"
+    telling = [line for line in text if _TELLING.search(line) and not _EMPTY.search(line)]
+    last = (telling or text or ["no output"])[-1].strip()
+    return f"exit status {code}: {last[:300]}"

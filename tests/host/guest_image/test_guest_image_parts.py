@@ -98,7 +98,7 @@ def test_failed_command_names_reason_and_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with pytest.raises(stage.StageError) as caught:
         stage.run_logged(stage.Stage("x"), ["sh", "-c", "echo 'E: no room'; exit 7"], log)
-    assert "status 7" in caught.value.reason
+    assert "exit status 7" in caught.value.reason
     assert "E: no room" in caught.value.reason
     assert caught.value.log == log
 
