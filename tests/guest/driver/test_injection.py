@@ -119,7 +119,6 @@ def test_the_device_is_unplugged(guest: Any) -> None:
         assert bad not in messages, messages[-3000:]
 
 
-@pytest.mark.xfail(reason="QEMU keeps the unplugged device's RAM block registered")
 def test_the_device_is_plugged_in_again(guest: Any) -> None:
     guest.qmp("device_add", driver="vtpu", id="vtpu0", bus="vtpu-port")
     wait_for(guest, "test -e /dev/accel/accel0", "/dev/null")
