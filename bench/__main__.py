@@ -24,9 +24,15 @@ from vtpu_guest.machine import GUEST_HTTP_PORT, Machine
 from vtpu_guest.model import fetch
 
 from . import llama_build, workload
+from .counters import BusyShare, Counters
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 _READY_TIMEOUT = 300
+OURS = {
+    "decode_b1": lambda port: workload.decode_rate(port, 1),
+    "decode_b8": lambda port: workload.decode_rate(port, 8),
+    "ttft_512": lambda port: workload.first_token_time(port, 512),
+}
 
 
 def say(text: str) -> None:
@@ -83,8 +89,9 @@ def main() -> None:
         start=["python3", "-m", "vtpu.server", "--model", f"/opt/model/{model.name}",
                "--host", "0.0.0.0", "--port", str(GUEST_HTTP_PORT)],
     )  # fmt: skip
-    ours: dict[str, list[float]] = {"decode_b1": [], "decode_b8": [], "ttft_512": []}
-    theirs: dict[str, list[float]] = {key: [] for key in ours}
+    ours: dict[str, list[float]] = {key: [] for key in OURS}
+    theirs: dict[str, list[float]] = {key: [] for key in OURS}
+    busy: dict[str, list[float]] = {key: [] for key in OURS}
     say("booting the guest")
     started = time.monotonic()
     guest = Guest(machine)
@@ -95,13 +102,15 @@ def main() -> None:
         boot = time.monotonic() - started
         say(f"first token {boot:.1f} s after QEMU's start")
         guest.wait_agent()
+        counters = Counters(guest)
         workload.decode_rate(port, 8)  # warm-up
         for number in range(ROUNDS):
             for key, value in llama(python, model).items():
                 theirs[key].append(value)
-            ours["decode_b1"].append(workload.decode_rate(port, 1))
-            ours["decode_b8"].append(workload.decode_rate(port, 8))
-            ours["ttft_512"].append(workload.first_token_time(port, 512))
+            for key, measure in OURS.items():
+                with BusyShare(counters) as share:
+                    ours[key].append(measure(port))
+                busy[key].append(share.value)
             now = ", ".join(f"{k} {ours[k][-1]:.2f} to {theirs[k][-1]:.2f}" for k in ours)
             say(f"round {number + 1} of {ROUNDS}: {now}")
         roundtrip = submit_roundtrip(guest)
@@ -119,6 +128,7 @@ def main() -> None:
         "ttft_512_ratio": ratio("ttft_512"),
         "boot_to_first_token_s": round(boot, 2),
         "submit_roundtrip_us": round(roundtrip["median_us"], 1),
+        "device_busy_share": {key: round(statistics.median(busy[key]), 3) for key in OURS},
         "host": host(),
         "raw": {
             "vtpu": ours,
