@@ -15,6 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from vtpu_guest import accel, checks
@@ -28,7 +29,7 @@ from .counters import BusyShare, Counters
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
 _READY_TIMEOUT = 300
-OURS = {
+OURS: dict[str, Callable[[int], float]] = {
     "decode_b1": lambda port: workload.decode_rate(port, 1),
     "decode_b8": lambda port: workload.decode_rate(port, 8),
     "ttft_512": lambda port: workload.first_token_time(port, 512),
