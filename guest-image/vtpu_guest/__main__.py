@@ -74,7 +74,8 @@ def _wait_healthy(guest: Guest, port: int, timeout: float = 300) -> None:
             lines = guest.console().splitlines()
             said = [line.removeprefix("vtpu-init: ") for line in lines if "vtpu-init" in line]
             stage.progress(said[-1] if said else "kernel")
-            time.sleep(0.05)
+            # Each look is a connection that the emulated server has to answer.
+            time.sleep(0.2)
 
 
 def _start_server(guest: Guest, port: int) -> None:
