@@ -30,6 +30,7 @@ from .machine import Images, Machine
 
 _CHUNK = 1 << 20
 _KEPT_LOGS = 20
+_PREFIX = "vtpu-run-"
 _POLL_FIRST, _POLL_MOST = 0.005, 0.1
 
 
@@ -95,7 +96,8 @@ class Guest:
 
     def start(self, wait: bool = True, timeout: float = 120) -> None:
         """Starts QEMU, and waits for the agent unless told not to."""
-        self._folder = Path(tempfile.mkdtemp(prefix="vtpu-"))
+        _remove_stale_folders()
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
         try:
             self._launch()
             if wait:
@@ -317,6 +319,14 @@ class Guest:
                     return b"".join(parts)
         finally:
             self.agent("guest-file-close", handle=handle)
+
+
+def _remove_stale_folders() -> None:
+    """What a killed process could not remove: its folder has its number."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _built_images() -> Images:
