@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -162,6 +163,8 @@ class Guest:
         for line in self.console().splitlines():
             if line.startswith("vtpu-init: error: "):
                 return f"guest: {line.removeprefix('vtpu-init: error: ')}"
+            if line.startswith("vtpu-init: ") and re.search(r"command (exited|killed)", line):
+                return f"guest: the {line.split(' ', 2)[2]}"
             if "Kernel panic" in line:
                 return f"guest: {line}"
         return None

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,3 +78,17 @@ def test_a_machine_that_qemu_refuses() -> None:
     guest = Guest(extra_arguments=["-device", "no-such-device"])
     with pytest.raises(GuestError, match="no-such-device"):
         guest.start()
+
+
+def test_a_started_command_that_fails_is_named() -> None:
+    guest = Guest(device=None, start=["sh", "-c", "echo no such model; exit 4"])
+    guest.start(wait=False)
+    try:
+        with pytest.raises(GuestError, match="command exited with status 4") as caught:
+            while True:
+                guest.check_running()
+                time.sleep(0.1)
+        assert caught.value.log is not None
+        assert "no such model" in caught.value.log.read_text(errors="replace")
+    finally:
+        guest.kill()
