@@ -257,24 +257,108 @@ def python_module(spec: Spec) -> str:
     return "\n".join(lines) + "\n"
 
 
+def table(*columns: str) -> list[str]:
+    """The head of a Markdown table."""
+    return ["| " + " | ".join(columns) + " |", "|" + "---|" * len(columns)]
+
+
+def enum_reference(spec: Spec) -> list[str]:
+    lines = []
+    for enum, values in spec["enum"].items():
+        docs = spec["enum_doc"].get(enum)
+        if docs is None:
+            lines += [f"`{enum}`: " + ", ".join(f"{k} = {v}" for k, v in values.items()) + ".", ""]
+            continue
+        assert docs.keys() == values.keys(), f"enum_doc.{enum} names other values than enum.{enum}"
+        lines += [f"### {enum}", "", *table("value", "name", "meaning")]
+        lines += [f"| {v} | {k} | {docs[k]} |" for k, v in values.items()]
+        lines += [""]
+    return lines
+
+
+def ring_reference(spec: Spec) -> list[str]:
+    ring = spec["ring"]
+    lines = [
+        "## Ring entries",
+        "",
+        f"{spec['device']['ring_entry']} bytes, little endian. Flags: "
+        + ", ".join(f"{k} = {v:#x}" for k, v in ring["flags"].items())
+        + ".",
+        "",
+        *table("offset", "field", "bytes", "meaning"),
+    ]
+    docs = {"op": "the command's code", "flags": "FENCE, IRQ"}
+    for field in ring["header"]:
+        meaning = field.get("doc", docs.get(field["name"], "zero"))
+        lines.append(f"| {field['offset']} | {field['name']} | {field['size']} | {meaning} |")
+    lines += [
+        "| 24 | payload | 40 | the command's; unused bytes zero |",
+        "",
+        "## Ring commands",
+        "",
+        *table("code", "name", "payload (offset: field (bytes))", "meaning"),
+    ]
+    for c in ring["command"]:
+        payload = ", ".join(
+            f"{f['offset']}: {f['name']} ({f['size']})" + (f", {f['doc']}" if "doc" in f else "")
+            for f in c["fields"]
+        )
+        lines.append(f"| {c['code']} | {c['name']} | {payload} | {c['doc']} |")
+    return lines
+
+
+def memory_reference(spec: Spec) -> list[str]:
+    """What lies in memory: page-table entries, structures, tiles."""
+    lines = ["## Page-table entries", "", *table("bits", "name")]
+    lines += [f"| {bit} | {name} |" for name, bit in spec["pte"]["bits"].items()]
+    mask = spec["pte"]["addr_mask"]
+    low, high = (mask & -mask).bit_length() - 1, mask.bit_length() - 1
+    lines += [f"| {low}..{high} | address of the next table or of the page |", ""]
+    lines += [f"{spec['pte']['levels']} levels. Other bits are zero.", "", "## Structures in VMEM"]
+    for struct in spec["struct"]:
+        lines += ["", f"`{struct['name']}`, {struct['bytes']} bytes:", ""]
+        lines += table("offset", "field", "type", "meaning")
+        for f in struct["fields"]:
+            kind = f["type"] + (f"[{f['count']}]" if "count" in f else "")
+            meaning = f.get("doc", "zero" if f["name"] == "reserved" else "")
+            lines.append(f"| {f['offset']} | {f['name']} | {kind} | {meaning} |")
+    tile = spec["tile"]
+    lines += ["", "## Weight tiles", "", f"{tile['rows']} rows by {tile['cols']} columns; bytes: "]
+    lines[-1] += ", ".join(f"{k} = {v}" for k, v in tile["bytes"].items()) + "."
+    return lines
+
+
+def op_row(op: Spec) -> str:
+    extra = [", ".join(op.get("fmt_a", []))]
+    extra += [f"flag {k} = {v:#x}" for k, v in op.get("flags", {}).items()]
+    extra += [f"mode {k} = {v}" for k, v in op.get("modes", {}).items()]
+    extra += [f"{k} = imm64 bits {lo}..{hi}" for k, (lo, hi) in op.get("imm64_fields", {}).items()]
+    extra += [f"imm64 = {op['imm64']}"] if "imm64" in op else []
+    extra += [f"aux = {op['aux']}"] if "aux" in op else []
+    return (
+        f"| 0x{op['code']:02x} | {op['name']} | {op['engine']} | {', '.join(op['operands'])} "
+        f"| {'; '.join(x for x in extra if x)} | {op['doc']} |"
+    )
+
+
 def reference(spec: Spec) -> str:
     lines = [
         "# Hardware reference",
         "",
         NOTE,
+        "The tables only: [hardware-programming.md](hardware-programming.md) is for the authors of",
+        "drivers, [isa.md](isa.md) for those of compilers.",
         "",
         "## Constants",
         "",
-        "| name | value |",
-        "|---|---|",
+        *table("name", "value"),
     ]
     lines += [f"| {k} | {v:#x} |" for k, v in spec["device"].items()]
     lines += [
         "",
         "## Registers (BAR0)",
         "",
-        "| offset | name | bytes | access | meaning |",
-        "|---|---|---|---|---|",
+        *table("offset", "name", "bytes", "access", "meaning"),
     ]
     for reg in all_registers(spec):
         fields = "; ".join(
@@ -286,35 +370,14 @@ def reference(spec: Spec) -> str:
             f"| {reg['access']} | {meaning} |"
         )
     lines += ["", f"Queue registers (`Q_`) repeat every 0x{spec['queue']['stride']:x} bytes.", ""]
-    for enum, values in spec["enum"].items():
-        lines += [f"`{enum}`: " + ", ".join(f"{k} = {v}" for k, v in values.items()) + ".", ""]
+    lines += enum_reference(spec)
+    lines += [*ring_reference(spec), "", *memory_reference(spec), ""]
     lines += [
-        "## Ring commands",
-        "",
-        "| code | name | payload (offset: field) | meaning |",
-        "|---|---|---|---|",
-    ]
-    for c in spec["ring"]["command"]:
-        payload = ", ".join(f"{f['offset']}: {f['name']} ({f['size']})" for f in c["fields"])
-        lines.append(f"| {c['code']} | {c['name']} | {payload} | {c['doc']} |")
-    lines += [
-        "",
         "## Instructions",
         "",
-        "| code | name | engine | operands | formats, flags, fields | meaning |",
-        "|---|---|---|---|---|---|",
+        *table("code", "name", "engine", "operands (reg and imm 0..7)", "fields", "meaning"),
     ]
-    for op in spec["op"]:
-        extra = [", ".join(op.get("fmt_a", []))]
-        extra += [f"{k} = {v:#x}" for k, v in (op.get("flags", {}) | op.get("modes", {})).items()]
-        extra += [
-            f"{k} = imm64 bits {lo}..{hi}" for k, (lo, hi) in op.get("imm64_fields", {}).items()
-        ]
-        extra += [f"aux = {op['aux']}"] if "aux" in op else []
-        lines.append(
-            f"| 0x{op['code']:02x} | {op['name']} | {op['engine']} | {', '.join(op['operands'])} "
-            f"| {'; '.join(x for x in extra if x)} | {op['doc']} |"
-        )
+    lines += [op_row(op) for op in spec["op"]]
     return "\n".join(lines) + "\n"
 
 
