@@ -28,7 +28,8 @@ _HOST_PROGRAMS = {
 def install_host_packages() -> None:
     """Installs what is missing, or says which command would."""
     missing = [package for program, package in _HOST_PROGRAMS.items() if not shutil.which(program)]
-    if subprocess.run([sys.executable, "-c", "import venv, ensurepip"], check=False).returncode:
+    probe = [sys.executable, "-c", "import venv, ensurepip"]
+    if subprocess.run(probe, capture_output=True, check=False).returncode:
         missing.append("python3-venv")
     if not missing:
         return
