@@ -10,20 +10,26 @@ MAX_TOKENS ?=
 MODEL ?=
 ARGS ?=
 
-export PROMPT MODEL
+# A value that a person gives is passed on as it is: neither make nor the shell
+# may look for variables or commands in it.
+inputs := PROMPT MAX_TOKENS MODEL PORT
+$(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
+export $(inputs)
+# What a message that asks for root tells to run.
+export VTPU_GOALS := $(MAKECMDGOALS)
 guest := PYTHONPATH=guest-image $(PYTHON) -m vtpu_guest
 host := $(guest) python --
-model := $(if $(MODEL),--model "$$MODEL")
+model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
 .PHONY: run serve shell exec build test test-fast bench lint clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
-	@$(guest) run $(model) $(if $(PROMPT),--prompt "$$PROMPT") $(if $(MAX_TOKENS),--max-tokens $(MAX_TOKENS))
+	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
 
 serve: ## Serve the OpenAI API on 127.0.0.1:PORT (8000) until Ctrl-C
-	@$(guest) serve $(model) --port $(PORT)
+	@$(guest) serve $(model) --port="$$PORT"
 
 shell: ## Open a root shell in the guest
 	@$(guest) shell $(model)
