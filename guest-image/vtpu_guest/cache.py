@@ -77,15 +77,31 @@ def build_lock() -> Iterator[None]:
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()
+        _remove_leftovers()
         yield
 
 
 def remove(path: Path) -> None:
-    """Removes a tree whose files may belong to root."""
+    """Removes a tree whose files may belong to root.
+
+    It loses its name first: a removal that is interrupted must not leave half a
+    result that looks whole.
+    """
     from .privileged import run_privileged
 
     if path.exists() or path.is_symlink():
+        if not path.name.startswith("."):
+            doomed = path.with_name(f".{path.name}.old")
+            remove(doomed)
+            path = path.rename(doomed)
         run_privileged(["rm", "-rf", "--one-file-system", str(path)])
+
+
+def _remove_leftovers() -> None:
+    """What a killed process was making or removing. Needs the build lock."""
+    for pattern in (".*.new", ".*.old", "*.files"):
+        for path in cache_dir().glob(pattern):
+            remove(path)
 
 
 @contextmanager

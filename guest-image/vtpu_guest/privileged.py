@@ -36,14 +36,28 @@ def sudo() -> list[str]:
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo"):
-        test = subprocess.run(["sudo", "-n", "true"], capture_output=True, check=False)
+        # As the stages run it: a password typed on this terminal does not count there.
+        test = subprocess.run(
+            ["sudo", "-n", "true"], capture_output=True, check=False, start_new_session=True
+        )
         if test.returncode == 0:
             return ["sudo", "-n"]
-    raise StageError("root is needed, or sudo without a password; run it once as: sudo -E make")
+    goals = os.environ.get("VTPU_GOALS") or "run"
+    raise StageError(f"root is needed, or sudo without a password; run: sudo make {goals}")
 
 
 def run_privileged(command: Sequence[str]) -> None:
-    subprocess.run([*sudo(), *command], check=True, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        [*sudo(), *command],
+        stdin=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        errors="replace",
+        check=False,
+    )
+    if done.returncode != 0:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise StageError(f"{command[0]}: {said[-1]}")
 
 
 def run_isolated(
