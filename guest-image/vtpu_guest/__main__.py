@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
+import io
 import os
 import shutil
 import signal
@@ -20,29 +22,37 @@ from .build import build
 from .cache import build_lock, cache_dir, remove
 from .guest import Guest, GuestError
 from .machine import GUEST_HTTP_PORT, Machine
+from .model import fetch
 from .stage import Stage, StageError
 from .venv import install_host_packages, venv_environment, venv_python
 
 DEFAULT_PROMPT = "Explain in two sentences what a tensor processing unit does."
 _SPARE_MEMORY_MB = 1024
+_PR_SET_PDEATHSIG = 1
 
 
 def _model_file(arguments: argparse.Namespace) -> Path | None:
     if not arguments.model:
         return None
     model = Path(arguments.model).resolve()
+    if model.is_dir():
+        raise StageError(f"the model {model} is a folder; a GGUF file is needed")
     if not model.is_file():
         raise StageError(f"there is no model file {model}")
+    with model.open("rb") as file:
+        if file.read(4) != b"GGUF":
+            raise StageError(f"{model} is not a GGUF file")
     return model
 
 
 def _machine(arguments: argparse.Namespace) -> Machine:
-    images = build(_model_file(arguments))
+    # What can be refused is refused before the minutes of a first build.
+    model = _model_file(arguments)
     accelerator = accel.choose()
+    checks.need_memory(Machine.memory_mb + _SPARE_MEMORY_MB)
+    images = build(model)
     print(f"vtpu: accelerator {accelerator.name} ({accelerator.reason})", file=sys.stderr)
-    machine = Machine(images=images, accelerator=accelerator)
-    checks.need_memory(machine.memory_mb + _SPARE_MEMORY_MB)
-    return machine
+    return Machine(images=images, accelerator=accelerator)
 
 
 def build_only(arguments: argparse.Namespace) -> int:
@@ -51,16 +61,8 @@ def build_only(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _model_name(machine: Machine, arguments: argparse.Namespace) -> str:
-    if arguments.model:
-        return Path(arguments.model).name
-    from .model import fetch
-
-    return fetch().name
-
-
-def _server(machine: Machine, arguments: argparse.Namespace) -> list[str]:
-    model = f"/opt/model/{_model_name(machine, arguments)}"
+def _server(arguments: argparse.Namespace) -> list[str]:
+    model = f"/opt/model/{(_model_file(arguments) or fetch()).name}"
     words = ["python3", "-m", "vtpu.server", "--model", model]
     return [*words, "--host", "0.0.0.0", "--port", str(GUEST_HTTP_PORT)]
 
@@ -92,11 +94,13 @@ def _start_server(guest: Guest, port: int) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """One answer on stdout."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # a locale that cannot write the answer
     if arguments.max_tokens < 1:
         raise StageError(f"MAX_TOKENS is {arguments.max_tokens}; it must be at least 1")
     machine = _machine(arguments)
     port = checks.free_port()
-    guest = Guest(machine, forward={port: GUEST_HTTP_PORT}, start=_server(machine, arguments))
+    guest = Guest(machine, forward={port: GUEST_HTTP_PORT}, start=_server(arguments))
     try:
         _start_server(guest, port)
         try:
@@ -121,7 +125,7 @@ def serve(arguments: argparse.Namespace) -> int:
     machine = _machine(arguments)
     checks.need_port(arguments.port)
     forward = {arguments.port: GUEST_HTTP_PORT}
-    guest = Guest(machine, forward=forward, start=_server(machine, arguments))
+    guest = Guest(machine, forward=forward, start=_server(arguments))
     try:
         _start_server(guest, arguments.port)
         print(
@@ -242,12 +246,25 @@ def _terminated(_number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + signal.SIGTERM)
 
 
+def _end_with_make() -> None:
+    """Makes the death of make, even by SIGKILL, end this process in order."""
+    if "MAKELEVEL" in os.environ:
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _drop_output() -> None:
+    """What could not be written must not be tried again at exit."""
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main() -> int:
     # Also when a script started this in the background, where the shell has
     # SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminated)
     signal.signal(signal.SIGHUP, _terminated)
+    _end_with_make()
     arguments = _parser().parse_args()
     try:
         code: int = arguments.action(arguments)
@@ -255,9 +272,14 @@ def main() -> int:
     except KeyboardInterrupt:
         print("\nvtpu: interrupted", file=sys.stderr)
         return 130
+    except BrokenPipeError:
+        _drop_output()
+        return 128 + signal.SIGPIPE  # who read the output has read enough
     except (StageError, GuestError, ValueError, OSError) as error:
         if not getattr(error, "shown", False):
             print(f"vtpu: {error}", file=sys.stderr)
+        if isinstance(error, OSError):
+            _drop_output()
         return 1
 
 

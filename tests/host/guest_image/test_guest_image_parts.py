@@ -3,13 +3,15 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from vtpu_guest import accel, cache, checks, cpio, debian, machine, stage
+from vtpu_guest import accel, cache, checks, cpio, debian, machine, privileged, stage
 
 
 def test_one_line_source_with_options() -> None:
@@ -120,6 +122,71 @@ def test_fresh_leaves_nothing_after_a_failure(tmp_path: Path) -> None:
         work.mkdir()
         raise RuntimeError
     assert list(tmp_path.iterdir()) == []
+
+
+def test_removal_cannot_leave_half_a_result_under_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(command: list[str]) -> None:
+        raise KeyboardInterrupt
+
+    result = tmp_path / "build-root-1"
+    result.mkdir()
+    monkeypatch.setattr(privileged, "run_privileged", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        cache.remove(result)
+    assert not result.exists()
+
+
+def test_next_build_removes_what_a_killed_one_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(privileged, "sudo", list)
+    for name in (".root-1.new", ".root-2.old", "payload-3.files", "payload-3.erofs"):
+        (cache.cache_dir() / name).mkdir()
+    with cache.build_lock():
+        assert {path.name for path in cache.cache_dir().iterdir()} == {"lock", "payload-3.erofs"}
+
+
+def test_failed_command_of_root_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(privileged, "sudo", list)
+    with pytest.raises(stage.StageError, match="No such file"):
+        privileged.run_privileged(["mkdir", "/nowhere/at/all"])
+
+
+def test_make_passes_values_on_as_they_are(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nfor word; do printf '<%s>' \"$word\"; done\n")
+    python.chmod(0o755)
+    prompt = """--it's "$x" $(id) `id` ; \\ #1\nline 2 é"""
+    values = [f"PROMPT={prompt}", "MAX_TOKENS=1;id", "MODEL=a b$c"]
+    shown = subprocess.run(
+        ["make", "-s", "-C", str(cache.REPO), "run", f"PYTHON={python}", *values],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert shown.stdout == (
+        f"<-m><vtpu_guest><run><--model=a b$c><--prompt={prompt}><--max-tokens=1;id>"
+    )
+
+
+def test_reader_that_leaves_early_is_no_error() -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    code = "from vtpu_guest import __main__ as m; import sys\n"
+    code += "m.build = lambda model: print('x' * 99, flush=True)\n"
+    code += "sys.argv = ['vtpu', 'build']; sys.exit(m.main())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(cache.GUEST_IMAGE)},
+        check=False,
+    )
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, b"")
 
 
 def test_sync_keeps_the_time_of_unchanged_files(tmp_path: Path) -> None:
