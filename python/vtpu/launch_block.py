@@ -28,6 +28,9 @@ _RESULT_WORDS, _TOKEN, _LOGPROB, _IDS, _LOGPROBS = 48, 0, 1, 4, 24
 # The hardware takes no smaller temperature but 0. Below it, one token has all the
 # probability anyway: logits 2^-10 apart already differ by a factor of e^16.
 _MIN_TEMPERATURE = 2.0**-14
+# Nor does it take a top_p of 0, which is what a smaller number becomes in f32. The
+# likeliest token alone has more than this.
+_MIN_TOP_P = 2.0**-126
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +184,7 @@ class LaunchBlock:
             temperature = max(temperature, _MIN_TEMPERATURE)
         self._params_f32[base + _TEMPERATURE] = temperature
         self._params[base + _TOP_K] = sampling.top_k
-        self._params_f32[base + _TOP_P] = sampling.top_p
+        self._params_f32[base + _TOP_P] = max(sampling.top_p, _MIN_TOP_P)
         self._params[base + _NUM_LOGPROBS] = sampling.n_logprobs
         self._params[base + _SEED] = sampling.seed & 0xFFFFFFFF
         self._params[base + _SEED + 1] = sampling.seed >> 32

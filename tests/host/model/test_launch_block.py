@@ -165,6 +165,14 @@ def test_a_tiny_temperature_is_what_the_hardware_takes() -> None:
     assert memory["sample_params"].view(np.float32)[0, 0] == 2.0**-14
 
 
+def test_no_top_p_becomes_zero() -> None:
+    memory = Memory()
+    for number, top_p in enumerate((5e-324, 1e-45, 1e-38)):
+        row = decode_row(sampling=SamplingParams(top_p=top_p))
+        memory.block.fill(StepPlan(number, [row], 1))
+        assert memory["sample_params"].view(np.float32)[0, 2] >= 2.0**-126
+
+
 @pytest.mark.parametrize(
     ("rows", "tokens", "message"),
     [
