@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("vtpu.frontend")
 
-# Above this many characters a prompt is tokenised off the event loop, so that
-# other clients' streams do not stall.
+# Above this many characters prompts are tokenised off the event loop, so that other
+# clients' streams do not stall.
 _LONG_PROMPT = 4096
 _U64 = 2**64 - 1
 # Odd, so that the seeds of a request's choices never repeat.
@@ -163,18 +163,23 @@ class Frontend:
                 prompts = [text.template.render(params.messages)]
             except ChatTemplateError as error:
                 raise bad_request(str(error), param) from None
-        add_bos = not params.messages
-        return [await self._encode(text, p, add_bos, param) for p in prompts]
+        tokenizer, add_bos = text.tokenizer, not params.messages
+        limit = self.engine.limits.max_model_len
+        length = 0
+        for prompt in prompts:
+            if isinstance(prompt, str):
+                length += len(prompt)
+                # Told from the length alone where that will do: reading megabytes
+                # only to refuse them takes the emulated guest a minute.
+                least = tokenizer.least_tokens(prompt)
+                if least >= limit:
+                    raise _too_long(limit, param, f"at least {least}")
 
-    async def _encode(
-        self, text: TextModel, prompt: str | list[int], add_bos: bool, param: str
-    ) -> list[int]:
-        if isinstance(prompt, list):
-            return prompt
+        def encode() -> list[list[int]]:
+            return [p if isinstance(p, list) else tokenizer.encode(p, add_bos) for p in prompts]
+
         try:
-            if len(prompt) < _LONG_PROMPT:
-                return text.tokenizer.encode(prompt, add_bos)
-            return await asyncio.to_thread(text.tokenizer.encode, prompt, add_bos)
+            return encode() if length < _LONG_PROMPT else await asyncio.to_thread(encode)
         except UnicodeEncodeError:
             raise bad_request(f"{param} has a lone surrogate character", param) from None
 
@@ -238,13 +243,7 @@ class Frontend:
             raise bad_request(f"{param} is empty: it must have at least one token", param)
         limit = limits.max_model_len
         if length >= limit:
-            raise APIError(
-                400,
-                f"the maximum context length is {limit} tokens, prompt and answer "
-                f"together, but {param} has {length} tokens",
-                param,
-                "context_length_exceeded",
-            )
+            raise _too_long(limit, param, str(length))
         for token in prompt if params.prompts else ():
             _check_token(token, limits.vocab_size, param)
         room = limit - length
@@ -334,3 +333,13 @@ class Frontend:
 def _check_token(token: int, vocab_size: int, param: str) -> None:
     if not 0 <= token < vocab_size:
         raise bad_request(f"{param} has token id {token}, must be 0 to {vocab_size - 1}", param)
+
+
+def _too_long(limit: int, param: str, tokens: str) -> APIError:
+    return APIError(
+        400,
+        f"the maximum context length is {limit} tokens, prompt and answer together, "
+        f"but {param} has {tokens} tokens",
+        param,
+        "context_length_exceeded",
+    )

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import sys
+import threading
 from typing import Any
 
 import pytest
@@ -24,6 +26,33 @@ TEXTS = [
 @pytest.mark.parametrize("text", TEXTS)
 def test_round_trip(tokenizer: Tokenizer, text: str) -> None:
     assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@pytest.mark.parametrize("text", [*TEXTS, "#" * 800, "\n" + " " * 800, "<|im_start|>" * 50])
+def test_least_tokens_is_a_lower_bound(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenizer.least_tokens(text) <= len(tokenizer.encode(text))
+
+
+def test_other_threads_run_while_a_text_is_read(tokenizer: Tokenizer) -> None:
+    begun, order = threading.Event(), []
+
+    def read() -> None:
+        begun.set()
+        tokenizer.encode("some words " * 100_000)
+        order.append("read")
+
+    interval = sys.getswitchinterval()
+    # No thread is made to hand over the interpreter: the library has to offer it.
+    sys.setswitchinterval(1000)
+    try:
+        reader = threading.Thread(target=read)
+        reader.start()
+        begun.wait()
+        order.append("meanwhile")
+        reader.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert order == ["meanwhile", "read"]
 
 
 def test_known_ids(tokenizer: Tokenizer) -> None:
