@@ -63,11 +63,12 @@ class Exchange:
 
     def _check_size(self, size: int) -> None:
         if size > self._max_body_bytes:
+            # The connection stays open and uvicorn throws the rest of the body away:
+            # closing it under a client that still sends would lose it this answer.
             raise APIError(
                 413,
                 f"the request body has {size} bytes or more, "
                 f"at most {self._max_body_bytes} are allowed",
-                headers=((b"connection", b"close"),),
             )
 
     async def wait_disconnect(self) -> None:

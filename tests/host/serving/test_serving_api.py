@@ -526,6 +526,24 @@ def test_body_size_limit(make_server: MakeServer) -> None:
     server.wait_idle()
 
 
+def test_a_client_that_sends_it_all_first_reads_the_413(make_server: MakeServer) -> None:
+    server = make_server(max_body_bytes=1000)
+    # More than the sockets' buffers hold.
+    status, answer = post(server, "/v1/completions", b" " * (32 << 20))
+    assert status == 413 and "1000" in answer["error"]["message"]
+
+
+def test_a_text_that_cannot_fit_is_refused_unread(
+    make_server: MakeServer, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = make_server(max_model_len=64)
+    monkeypatch.delattr(Tokenizer, "encode")
+    body = json.dumps({"prompt": ["x", "y" * 100_000]}).encode()
+    status, answer = post(server, "/v1/completions", body)
+    assert status == 400 and answer["error"]["code"] == "context_length_exceeded"
+    assert "64 tokens" in answer["error"]["message"]
+
+
 def test_what_can_never_fit_is_refused_with_the_limit(
     make_server: MakeServer, tokenizer: Tokenizer
 ) -> None:
