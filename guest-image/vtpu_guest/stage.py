@@ -18,6 +18,13 @@ _TICK = 0.1
 _PLAIN_INTERVAL = 15.0
 _NO_NETWORK = re.compile(
     r"resolv(e|ing) |name resolution|[Nn]etwork is unreachable|[Cc]onnection (refused|timed out)"
+    r"|connection broken by|(Could not|Unable to) connect|Cannot initiate the connection"
+)
+# pip's retries: long lines that do not say what was wanted, which its last line does.
+_RETRY = re.compile(r"Retrying .*connection broken by '(?P<kind>\w+)")
+_CAUSE = re.compile(
+    r"Temporary failure in name resolution|Name or service not known|Network is unreachable"
+    r"|Connection refused|timed out"
 )
 _TELLING = re.compile(r"\berror\b|^E: |cannot|No space|not found|failed", re.IGNORECASE)
 # What tools say last, after the reason.
@@ -147,9 +154,12 @@ def kill_group(process: subprocess.Popen[bytes]) -> None:
 def _reason(code: int, log: Path) -> str:
     """The line of the log most likely to say why, with the status."""
     text = log.read_text(errors="replace").splitlines()
+    telling = [line for line in text if _TELLING.search(line) and not _EMPTY.search(line)]
+    last = (telling or text or ["no output"])[-1].strip()[:300]
     for line in text:
+        if retry := _RETRY.search(line):
+            cause = _CAUSE.search(line)
+            return f"could not download: {last} ({cause[0] if cause else retry['kind']})"
         if _NO_NETWORK.search(line):
             return f"could not download: {line.strip()[:200]}"
-    telling = [line for line in text if _TELLING.search(line) and not _EMPTY.search(line)]
-    last = (telling or text or ["no output"])[-1].strip()
-    return f"exit status {code}: {last[:300]}"
+    return f"exit status {code}: {last}"

@@ -105,6 +105,28 @@ def test_failed_command_names_reason_and_log(tmp_path: Path) -> None:
     assert caught.value.log == log
 
 
+@pytest.mark.parametrize(
+    ("cause", "shown"),
+    [
+        ("NewConnectionError('<x>: [Errno -3] Temporary failure in name resolution')", "Temporary"),
+        ("ConnectTimeoutError(<x>, 'Connection to index timed out. (timeout=15)')", "timed out"),
+        ("ProxyError('Cannot connect to proxy.', x)", "ProxyError"),
+    ],
+)
+def test_pip_without_network_names_the_package_and_the_cause(
+    tmp_path: Path, cause: str, shown: str
+) -> None:
+    retry = f"WARNING: Retrying (Retry(total=4)) after connection broken by '{cause}': /x/"
+    lines = [retry, retry, "ERROR: No matching distribution found for llm==1"]
+    command = ["sh", "-c", 'printf "%s\\n" "$@"; exit 1', "sh", *lines]
+    with pytest.raises(stage.StageError) as caught:
+        stage.run_logged(stage.Stage("x"), command, tmp_path / "log")
+    assert "could not download" in caught.value.reason
+    assert "found for llm==1" in caught.value.reason
+    assert f"({shown}" in caught.value.reason
+    assert "WARNING" not in caught.value.reason
+
+
 def test_key_depends_on_names_and_bytes_alone(tmp_path: Path) -> None:
     first, second = tmp_path / "1/tree", tmp_path / "2/tree"
     for tree in (first, second):
