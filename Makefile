@@ -17,7 +17,8 @@ $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # What a message that asks for root tells to run.
 export VTPU_GOALS := $(MAKECMDGOALS)
-guest := PYTHONPATH=guest-image $(PYTHON) -m vtpu_guest
+# No shell in between: signals that make passes on, and its death, have to arrive.
+guest := exec env PYTHONPATH=guest-image $(PYTHON) -m vtpu_guest
 host := $(guest) python --
 model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
