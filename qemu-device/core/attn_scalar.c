@@ -35,11 +35,11 @@ static void attend(const VtpuAttn *op, float *scores, uint32_t row, uint32_t hea
     float out[MAX_HEAD_DIM] = { 0 };
     float most = -INFINITY;
 
-    for (uint32_t j = 0; j < info.keys; j++) {
+    for (uint32_t j = 0; j < info.keys && !attn_stopped(op); j++) {
         scores[j] = score(op, op->q + at, attn_key_at(op, info, j, kv_head));
         most = scores[j] > most ? scores[j] : most;
     }
-    for (uint32_t j = 0; j < info.keys; j++) {
+    for (uint32_t j = 0; j < info.keys && !attn_stopped(op); j++) {
         float p = vtpu_exp(scores[j] - most);
         size_t value = attn_key_at(op, info, j, kv_head);
 

@@ -144,7 +144,8 @@ static void score_tile(const AttnTile *tile)
     for (uint32_t q = 0; q < tile->rows * tile->group; q++) {
         v_store(tile->most + q * KEYS, none);
     }
-    for (uint32_t first = 0; first < tile->context.keys; first += KEYS) {
+    for (uint32_t first = 0; first < tile->context.keys && !attn_stopped(tile->op);
+         first += KEYS) {
         uint32_t left = tile->context.keys - first;
 
         load_block(tile, tile->op->k_cache, first, left < KEYS ? left : KEYS);
@@ -268,7 +269,8 @@ static void attend_tile(const AttnTile *tile)
             memset(tile->op->dst + query_at(tile, r, h), 0, dim * sizeof(float));
         }
     }
-    for (uint32_t first = 0; first < tile->context.keys; first += KEYS) {
+    for (uint32_t first = 0; first < tile->context.keys && !attn_stopped(tile->op);
+         first += KEYS) {
         uint32_t left = tile->context.keys - first;
 
         load_block(tile, tile->op->v_cache, first, left < KEYS ? left : KEYS);

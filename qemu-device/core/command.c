@@ -50,10 +50,13 @@ static void take_vmem(VtpuExec *x)
 {
     VtpuCore *core = x->core;
 
-    if (core->vmem_owner != (int)x->context) {
+    pthread_mutex_lock(&core->lock);
+    bool other = core->vmem_owner != (int)x->context;
+    core->vmem_owner = (int)x->context;
+    pthread_mutex_unlock(&core->lock);
+    if (other) {
         memset(core->vmem, 0, core->vmem_used);
         core->vmem_used = 0;
-        core->vmem_owner = (int)x->context;
     }
 }
 

@@ -42,19 +42,24 @@ void vtpu_core_kick(VtpuCore *core)
     pthread_cond_signal(&core->wake);
 }
 
+/* Lock held; nothing runs in the context, or it is the command thread that asks. */
+static void apply_context(VtpuCore *core, unsigned context)
+{
+    core->context_changed &= ~(1ull << context);
+    vtpu_tlb_flush(&core->tlb[context]);
+    if (core->root[context] != core->ctx_root[context]) {
+        core->root[context] = core->ctx_root[context];
+        if (core->vmem_owner == (int)context) {
+            core->vmem_owner = -1; /* the number may get a new owner */
+        }
+    }
+}
+
 /* Lock held; the command thread, or anyone while it is idle. */
 static void apply_contexts(VtpuCore *core)
 {
     while (core->context_changed) {
-        unsigned c = (unsigned)__builtin_ctzll(core->context_changed);
-        core->context_changed &= core->context_changed - 1;
-        vtpu_tlb_flush(&core->tlb[c]);
-        if (core->root[c] != core->ctx_root[c]) {
-            core->root[c] = core->ctx_root[c];
-            if (core->vmem_owner == (int)c) {
-                core->vmem_owner = -1; /* the number may get a new owner */
-            }
-        }
+        apply_context(core, (unsigned)__builtin_ctzll(core->context_changed));
     }
 }
 
@@ -91,14 +96,19 @@ void vtpu_core_start_reset(VtpuCore *core)
     vtpu_core_kick(core);
 }
 
+/*
+ * Only a command of the context itself delays it: a long instruction of one
+ * process is not to keep others from their memory.
+ */
 void vtpu_core_context_changed(VtpuCore *core, unsigned context)
 {
     core->context_changed |= 1ull << context;
-    if (!core->busy) {
-        apply_contexts(core);
+    if (core->running < 0 || core->queue[core->running].context != context) {
+        apply_context(core, context);
         return;
     }
     atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
 }
 
 bool vtpu_core_boundary(VtpuCore *core)

@@ -9,6 +9,11 @@
 
 /* Multiply-adds of one part: some microseconds. */
 #define PART_WORK 65536
+/* At most, for the sake of what rows share: a stop waits for a part. */
+#define PART_MOST (1u << 26)
+/* Scores that the query heads of one key head keep for a row: bounds the
+ * scratch memory, and the one part that cannot be cut. */
+#define MOST_SCORES (1u << 22)
 
 typedef struct AttnJob {
     const VtpuKernels *kernels;
@@ -51,7 +56,8 @@ static bool check_row(VtpuExec *x, const VtpuIssued *i, const VtpuAttn *op, uint
     if (keys == 0) {
         return true;
     }
-    if (keys > op->block_size * op->max_blocks) {
+    if (keys > op->block_size * op->max_blocks ||
+        (uint64_t)keys * (op->heads / op->kv_heads) > MOST_SCORES) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_READ, info_addr);
     }
     uint64_t blocks = (keys + op->block_size - 1) / op->block_size;
@@ -79,6 +85,9 @@ static bool check_lists(VtpuExec *x, const VtpuIssued *i, const VtpuAttn *op, ui
     uint32_t checked_row = 0;
 
     for (uint32_t r = 0; r < op->rows; r++) {
+        if (vtpu_stopped(x->core)) {
+            return false;
+        }
         uint32_t row_keys = op->row_info[2 * r], row = op->row_info[2 * r + 1];
         /* A prompt's rows share a table: check only what is new. */
         if (row != checked_row || row_keys > checked_keys) {
@@ -97,12 +106,14 @@ static bool check_lists(VtpuExec *x, const VtpuIssued *i, const VtpuAttn *op, ui
 static bool run_items(VtpuExec *x, AttnJob *job, uint64_t work)
 {
     uint32_t items = job->op.rows * job->op.kv_heads;
-    uint64_t grain = PART_WORK / (work / items + 1) + 1;
+    uint64_t each = work / items + 1;
+    uint64_t grain = PART_WORK / each + 1, most = PART_MOST / each + 1;
     uint32_t share = items / (2 * x->core->threads) + 1;
 
     /* Enough items to share what neighbouring rows have in common. */
     grain = grain < VTPU_ATTN_GRAIN ? VTPU_ATTN_GRAIN : grain;
     grain = grain < share ? grain : share;
+    grain = grain < most ? grain : most;
 
     job->scratch_bytes = (job->kernels->attn_scratch_bytes(&job->op) + 63) & ~(size_t)63;
     job->scratch = vtpu_buffer(x, VTPU_BUFFER_THREADS, job->scratch_bytes * x->core->threads);
@@ -180,6 +191,7 @@ bool vtpu_attn_execute(VtpuExec *x, const VtpuIssued *i)
     AttnJob job = {
         .kernels = x->core->kernels,
         .op = {
+            .stop = &x->core->stop,
             .rows = (uint32_t)v[VTPU_V_ATTN_ROWS],
             .heads = VTPU_V_ATTN_GET_HEADS(imm), .kv_heads = VTPU_V_ATTN_GET_KV_HEADS(imm),
             .head_dim = VTPU_V_ATTN_GET_HEAD_DIM(imm),

@@ -192,6 +192,10 @@ static bool sample(VtpuExec *x, const VtpuIssued *i)
                                  VTPU_SAMPLE_PARAMS_BYTES)) ||
         !vtpu_vmem_apart(x, v[VTPU_V_SAMPLE_PARAMS], rows * VTPU_SAMPLE_PARAMS_BYTES,
                          v[VTPU_V_SAMPLE_DST], rows, VTPU_SAMPLE_RESULT_BYTES,
+                         VTPU_SAMPLE_RESULT_BYTES) ||
+        /* The selection trusts that logits stay what they were. */
+        !vtpu_vmem_apart(x, v[VTPU_V_SAMPLE_LOGITS], (rows - 1) * job.a_stride + vocab * 4,
+                         v[VTPU_V_SAMPLE_DST], rows, VTPU_SAMPLE_RESULT_BYTES,
                          VTPU_SAMPLE_RESULT_BYTES)) {
         return false;
     }

@@ -12,6 +12,7 @@
 #ifndef VTPU_KERNELS_H
 #define VTPU_KERNELS_H
 
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -53,6 +54,7 @@ typedef struct VtpuAttn {
     const uint32_t *block_tables; /* [..][max_blocks]; entries already checked */
     uint32_t rows, heads, kv_heads, head_dim, block_size, max_blocks, fmt;
     float scale;
+    const atomic_uint *stop;      /* when non-zero, the result does not matter; may be NULL */
 } VtpuAttn;
 
 typedef struct VtpuKernels {

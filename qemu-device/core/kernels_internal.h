@@ -62,6 +62,11 @@ typedef struct AttnRow {
     const uint32_t *blocks;       /* its row of the block tables */
 } AttnRow;
 
+static inline bool attn_stopped(const VtpuAttn *op)
+{
+    return op->stop && atomic_load_explicit(op->stop, memory_order_relaxed);
+}
+
 static inline AttnRow attn_row(const VtpuAttn *op, uint32_t row)
 {
     const uint32_t *info = op->row_info + 2 * (size_t)row;

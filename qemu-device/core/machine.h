@@ -191,6 +191,7 @@ struct VtpuCore {
     uint64_t irqs;             /* TEST_IRQ vectors to raise */
     uint64_t context_changed;  /* bit c: flush context c and take its root */
     uint64_t ctx_root[VTPU_NUM_CONTEXTS];
+    int vmem_owner;            /* context whose data VMEM may hold, -1 none */
     uint64_t time_base;
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
@@ -198,10 +199,11 @@ struct VtpuCore {
     /* Statistics: written by the command thread, read by all. */
     _Atomic uint64_t stat_programs, stat_instructions, stat_busy_ns, stat_hbm_bytes;
 
-    /* [command] */
+    /* [command] for the running command's context, [lock] for the others */
     uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
     VtpuTlb tlb[VTPU_NUM_CONTEXTS];
-    int vmem_owner;                   /* context whose data VMEM may hold, -1 none */
+
+    /* [command] */
     uint64_t vmem_used;               /* VMEM above it is zero */
     VtpuProgram program[VTPU_PROGRAM_CACHE];
     uint64_t program_clock;

@@ -88,7 +88,9 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail)
     if (queue->state != VTPU_QUEUE_STATE_READY && queue->state != VTPU_QUEUE_STATE_RUNNING) {
         return false;
     }
-    if (tail - queue->head > ring_entries(queue)) {
+    /* Nor may it take back what may already run. */
+    if (tail - queue->head > ring_entries(queue) ||
+        tail - queue->head < queue->tail - queue->head) {
         queue->bad_doorbell = true;
     } else {
         queue->tail = tail;

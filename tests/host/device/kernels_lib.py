@@ -48,6 +48,7 @@ class Attn(ctypes.Structure):
         *((name, _u32) for name in ("rows", "heads", "kv_heads", "head_dim")),
         *((name, _u32) for name in ("block_size", "max_blocks", "fmt")),
         ("scale", _f32),
+        ("stop", _ptr),
     ]
 
 

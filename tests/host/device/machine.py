@@ -91,11 +91,16 @@ class Machine:
         threads: int = 2,
         isa: str | None = None,
         seed: int = 0,
+        guard: int = 0,
     ) -> None:
         self.lib = lib
-        self._storage = mmap.mmap(-1, hbm_bytes)  # pages appear as they are touched
-        base = c.addressof(c.c_char.from_buffer(self._storage))
-        self.hbm = memoryview(self._storage)
+        # Pages appear as they are touched; those on both sides are nobody's.
+        self._storage = mmap.mmap(-1, hbm_bytes + 2 * guard)
+        base = c.addressof(c.c_char.from_buffer(self._storage)) + guard
+        self.hbm = memoryview(self._storage)[guard : guard + hbm_bytes]
+        self._guards = [memoryview(self._storage)[at : at + guard] for at in (0, guard + hbm_bytes)]
+        for side in self._guards:
+            side[:] = b"\xc3" * guard
         self.system = bytearray(SYSTEM_BYTES)
         self.bus_ok = True
         self.dma_log: list[tuple[str, int, int]] = []
@@ -237,6 +242,10 @@ class Machine:
 
     def word(self, offset: int) -> int:
         return int(struct.unpack("<Q", self.get(offset, 8))[0])
+
+    def check_guard(self) -> None:
+        for side in self._guards:
+            assert bytes(side) == b"\xc3" * len(side), "written beside HBM"
 
     # --- page tables ---
 
