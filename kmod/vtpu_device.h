@@ -5,6 +5,10 @@
  * Locks, outermost first:
  *
  *   vtpu_file.lock       handles of one open file
+ *   vtpu_device.bar_sem  taken by who reaches HBM or page tables through the
+ *                        BAR, processes' page faults among them. A function
+ *                        reset takes it for writing: meanwhile the BARs decode
+ *                        nothing, and what is written to them is lost.
  *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_vm.lock         mappings and page tables of one address space
  *   vtpu_bo.lock         the list of a buffer's mappings
@@ -25,6 +29,7 @@
 #include <linux/io.h>
 #include <linux/mutex.h>
 #include <linux/pci.h>
+#include <linux/rwsem.h>
 #include <linux/xarray.h>
 #include <drm/drm_device.h>
 #include <drm/drm_drv.h>
@@ -70,6 +75,8 @@ struct vtpu_device {
 	struct vtpu_hwq *hwq[VTPU_NUM_QUEUES];
 	struct workqueue_struct *submit_wq;
 	struct workqueue_struct *timeout_wq;	/* ordered: one timeout at a time */
+
+	struct rw_semaphore bar_sem;	/* see above */
 
 	struct mutex hbm_lock;		/* never held while HBM is written */
 	struct drm_mm hbm_mm;		/* hbm_lock */

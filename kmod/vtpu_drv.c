@@ -2,6 +2,7 @@
 /* The module: PCI probe and remove, open and close, the table of ioctls. */
 
 #include <linux/dma-mapping.h>
+#include <linux/mm.h>
 #include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/uaccess.h>
@@ -217,6 +218,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (IS_ERR(vdev))
 		return PTR_ERR(vdev);
 	init_completion(&vdev->test_irq);
+	init_rwsem(&vdev->bar_sem);
 	pci_set_drvdata(pdev, vdev);
 
 	ret = drmm_mutex_init(&vdev->drm, &vdev->hbm_lock);
@@ -326,11 +328,16 @@ static int vtpu_resume(struct device *dev)
 
 static DEFINE_SIMPLE_DEV_PM_OPS(vtpu_pm_ops, vtpu_suspend, vtpu_resume);
 
-/* The PCI core calls both from one thread, with the reset between them. */
+/*
+ * The PCI core calls both from one thread, with the reset between them. Whoever
+ * touches HBM waits until it is there again, processes by a new page fault.
+ */
 static void vtpu_reset_prepare(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
+	down_write(&vdev->bar_sem);
+	unmap_mapping_range(vdev->drm.anon_inode->i_mapping, 0, 0, 1);
 	mutex_lock(&vdev->reset_lock);
 	vtpu_device_lose(vdev, -ENODEV);
 }
@@ -344,6 +351,7 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 	pci_set_master(pdev);
 	vtpu_device_reset(vdev);
 	mutex_unlock(&vdev->reset_lock);
+	up_write(&vdev->bar_sem);
 }
 
 static const struct pci_error_handlers vtpu_err_handlers = {

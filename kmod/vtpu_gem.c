@@ -97,8 +97,11 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	u64 phys;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	down_read(&vdev->bar_sem);
+	if (!drm_dev_enter(&vdev->drm, &idx)) {
+		up_read(&vdev->bar_sem);
 		return vtpu_hbm_fault_unplugged(vmf, bo);
+	}
 
 	phys = vdev->hbm_base + bo->hbm.start + (addr - vma->vm_start) +
 	       ((u64)(vma->vm_pgoff - drm_vma_node_start(&bo->shmem.base.vma_node)) << PAGE_SHIFT);
@@ -106,6 +109,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
 
 	drm_dev_exit(idx);
+	up_read(&vdev->bar_sem);
 	return ret;
 }
 
@@ -144,7 +148,9 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	bo = kzalloc(sizeof(*bo), GFP_KERNEL);
 	if (!bo)
 		return ERR_PTR(-ENOMEM);
+	down_read(&vdev->bar_sem);
 	ret = vtpu_hbm_alloc(vdev, &bo->hbm, size);
+	up_read(&vdev->bar_sem);
 	if (ret) {
 		kfree(bo);
 		return ERR_PTR(ret);

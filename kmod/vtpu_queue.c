@@ -57,6 +57,7 @@ int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index)
 	hwq->fence_context = dma_fence_context_alloc(1);
 	spin_lock_init(&hwq->lock);
 	INIT_LIST_HEAD(&hwq->inflight);
+	hwq->last_end = jiffies;
 
 	hwq->ring = dmam_alloc_coherent(dev, ring_bytes, &hwq->ring_dma, GFP_KERNEL);
 	hwq->fence_word = dmam_alloc_coherent(dev, sizeof(*hwq->fence_word),
@@ -168,6 +169,39 @@ void vtpu_device_reset(struct vtpu_device *vdev)
 
 		if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
 			vtpu_hwq_start(hwq);
+	}
+}
+
+/*
+ * Takes a queue off the device because its first job in flight works too long;
+ * reset_lock is held.
+ */
+void vtpu_hwq_hang(struct vtpu_hwq *hwq)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+
+	if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_HUNG)) {
+		drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
+			hwq->index);
+		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
+		vtpu_device_reset(vdev);
+		return;
+	}
+	/* The job may even have finished in the meantime, and then it counts. */
+	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
+}
+
+/* Ends the program that runs now, if one does; reset_lock is held. */
+void vtpu_device_stop_running(struct vtpu_device *vdev)
+{
+	for (unsigned int i = 0; i < vdev->num_queues && !vdev->wedged; i++) {
+		struct vtpu_hwq *hwq = vdev->hwq[i];
+
+		if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) !=
+		    VTPU_QUEUE_STATE_RUNNING)
+			continue;
+		drm_warn(&vdev->drm, "queue %u holds up the device\n", hwq->index);
+		vtpu_hwq_hang(hwq);
 	}
 }
 

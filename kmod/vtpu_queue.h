@@ -51,6 +51,7 @@ struct vtpu_hwq {
 	struct vtpu_queue *queue;	/* owner or NULL; set under reset_lock and lock */
 	struct list_head inflight;	/* of vtpu_fence in ring order; lock */
 	unsigned long head_since;	/* jiffies when its first job became that; lock */
+	unsigned long last_end;		/* jiffies when a job last ended; lock, to write */
 	u64 seq;			/* of the last job pushed; lock */
 	u32 tail;			/* entries produced since ENABLE; lock */
 	bool enabled;			/* takes jobs; lock */
@@ -86,6 +87,8 @@ int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index);
 void vtpu_hwq_get(struct vtpu_hwq *hwq);
 void vtpu_hwq_put(struct vtpu_hwq *hwq);
 int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
+void vtpu_hwq_hang(struct vtpu_hwq *hwq);
+void vtpu_device_stop_running(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
 

@@ -60,6 +60,7 @@ static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
 	lockdep_assert_held(&fence->hwq->lock);
 	list_del(&fence->link);
 	fence->hwq->head_since = jiffies;
+	WRITE_ONCE(fence->hwq->last_end, jiffies);
 	if (error)
 		dma_fence_set_error(&fence->base, error);
 	trace_vtpu_job_done(fence->hwq->index, fence->base.seqno, error);
@@ -208,17 +209,36 @@ static bool vtpu_job_inflight(struct vtpu_hwq *hwq, struct drm_sched_job *sched_
 	return inflight;
 }
 
+/* Its program runs, but another queue's job ended after this one came first. */
+static bool vtpu_hwq_just_started(struct vtpu_hwq *hwq)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		struct vtpu_hwq *other = vdev->hwq[i];
+		unsigned long ended = READ_ONCE(other->last_end);
+
+		if (other != hwq && time_after(ended, READ_ONCE(hwq->head_since)) &&
+		    time_before(jiffies, ended + hwq->sched.timeout))
+			return true;
+	}
+	return false;
+}
+
 /*
- * A job may be late only because the device works for another queue, which has
- * a time limit too. Not so one that has its own program running, or that holds
- * itself back with a WAIT.
+ * A job may be late only because the device works for another queue, or did
+ * until just now; that has a time limit too. Not so one that holds itself back
+ * with a WAIT.
  */
 static bool vtpu_hwq_starved(struct vtpu_hwq *hwq)
 {
 	struct vtpu_device *vdev = hwq->vdev;
-	u32 head;
+	u32 state, head;
 
-	if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) != VTPU_QUEUE_STATE_READY)
+	state = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
+	if (state == VTPU_QUEUE_STATE_RUNNING)
+		return vtpu_hwq_just_started(hwq);
+	if (state != VTPU_QUEUE_STATE_READY)
 		return false;
 	head = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_HEAD));
 	if (hwq->ring[head % VTPU_RING_ENTRIES].op == VTPU_CMD_WAIT)
@@ -232,25 +252,8 @@ static bool vtpu_hwq_starved(struct vtpu_hwq *hwq)
 		    VTPU_QUEUE_STATE_RUNNING)
 			return true;
 	}
-	return false;
-}
-
-/* Takes a queue off the device because of its first job in flight. */
-static void vtpu_hwq_hang(struct vtpu_hwq *hwq)
-{
-	struct vtpu_device *vdev = hwq->vdev;
-
-	drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit\n", hwq->index,
-		 le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1);
-	if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_HUNG)) {
-		drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
-			hwq->index);
-		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
-		vtpu_device_reset(vdev);
-		return;
-	}
-	/* The job may even have finished in the meantime, and then it counts. */
-	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
+	/* Or has it got its turn while we looked? */
+	return vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) == VTPU_QUEUE_STATE_RUNNING;
 }
 
 /*
@@ -269,8 +272,11 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 	if (drm_dev_enter(&vdev->drm, &idx)) {
 		/* A lost interrupt is no hang. */
 		vtpu_hwq_complete(hwq);
-		if (vtpu_job_inflight(hwq, sched_job) && !vtpu_hwq_starved(hwq))
+		if (vtpu_job_inflight(hwq, sched_job) && !vtpu_hwq_starved(hwq)) {
+			drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit\n",
+				 hwq->index, le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1);
 			vtpu_hwq_hang(hwq);
+		}
 		drm_dev_exit(idx);
 	} else {
 		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ENODEV, -ENODEV);

@@ -13,7 +13,7 @@
 #define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
 #define PT_ROOT_LEVEL	(VTPU_PTE_LEVELS - 1)
 
-/* ---- Page tables, under vm->lock and between drm_dev_enter and _exit ---- */
+/* ---- Page tables, under bar_sem and vm->lock, between drm_dev_enter and _exit ---- */
 
 static u64 vtpu_pt_span(unsigned int level)
 {
@@ -131,8 +131,9 @@ static void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 en
 
 /*
  * After this the device has no way to what the tables no longer map. A program
- * that does not reach an instruction boundary in time costs everyone a reset:
- * the memory is about to be someone else's.
+ * that does not reach an instruction boundary in time loses its queue, and one
+ * that even then goes on costs everyone a reset: the memory is about to be
+ * someone else's.
  */
 static void vtpu_vm_flush(struct vtpu_vm *vm)
 {
@@ -141,10 +142,15 @@ static void vtpu_vm_flush(struct vtpu_vm *vm)
 	if (READ_ONCE(vdev->wedged) || !vtpu_hw_flush_tlb(vdev, vm->context))
 		return;
 
-	drm_err(&vdev->drm, "translations of context %u stay in use, resetting the device\n",
-		vm->context);
 	mutex_lock(&vdev->reset_lock);
-	vtpu_device_reset(vdev);
+	if (vtpu_read(vdev, VTPU_REG_TLB_PENDING))
+		vtpu_device_stop_running(vdev);
+	if (!vdev->wedged && vtpu_hw_flush_tlb(vdev, vm->context)) {
+		drm_err(&vdev->drm,
+			"translations of context %u stay in use, resetting the device\n",
+			vm->context);
+		vtpu_device_reset(vdev);
+	}
 	mutex_unlock(&vdev->reset_lock);
 }
 
@@ -250,9 +256,11 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	mapping->node.start = args->va;
 	mapping->node.size = args->size;
 
+	down_read(&vm->vdev->bar_sem);
 	mutex_lock(&vm->lock);
 	if (drm_mm_reserve_node(&vm->mm, &mapping->node)) {
 		mutex_unlock(&vm->lock);
+		up_read(&vm->vdev->bar_sem);
 		kfree(mapping);
 		return -EEXIST;
 	}
@@ -266,6 +274,7 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	if (ret)
 		vtpu_mapping_free(mapping);
 	mutex_unlock(&vm->lock);
+	up_read(&vm->vdev->bar_sem);
 	return ret;
 }
 
@@ -274,6 +283,7 @@ static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 	struct drm_mm_node *node;
 	int ret = -ENOENT;
 
+	down_read(&vm->vdev->bar_sem);
 	mutex_lock(&vm->lock);
 	drm_mm_for_each_node_in_range(node, &vm->mm, va, va + size) {
 		if (node->start == va && node->size == size) {
@@ -284,6 +294,7 @@ static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 		break;
 	}
 	mutex_unlock(&vm->lock);
+	up_read(&vm->vdev->bar_sem);
 	return ret;
 }
 
@@ -382,7 +393,9 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 	if (!vm)
 		return ERR_PTR(-ENOMEM);
 	vm->vdev = vdev;
+	down_read(&vdev->bar_sem);
 	vm->root = vtpu_pt_alloc(vdev, PT_ROOT_LEVEL);
+	up_read(&vdev->bar_sem);
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);
 		goto err_free;
@@ -415,6 +428,7 @@ static void vtpu_vm_release(struct kref *ref)
 	 * First the device forgets the tables, then they and the buffers go. The
 	 * slot may have its next owner before the flush, which does it no harm.
 	 */
+	down_read(&vdev->bar_sem);
 	if (drm_dev_enter(&vdev->drm, &idx)) {
 		mutex_lock(&vdev->reset_lock);
 		vdev->contexts[vm->context] = NULL;
@@ -423,6 +437,7 @@ static void vtpu_vm_release(struct kref *ref)
 		vtpu_vm_flush(vm);
 		drm_dev_exit(idx);
 	}
+	up_read(&vdev->bar_sem);
 
 	drm_mm_for_each_node_safe(node, next, &vm->mm)
 		vtpu_mapping_free(container_of(node, struct vtpu_mapping, node));

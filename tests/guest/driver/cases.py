@@ -97,6 +97,25 @@ class Setup(Device):
         assert got == 1, f"fence {got}, state {self.state(self.queue_id)}"
 
 
+def counting(count: int, at: int = 0) -> bytes:
+    """A program, as the instruction of that number on, that counts and halts."""
+    return (
+        raw.instruction(0x06, [30, 30], [0, 0, 1])  # ADD s30 = s30 + 1
+        + raw.instruction(0x17, [30], [0, count, 64 * at])  # BLT s30 < count
+        + raw.HALT
+    )
+
+
+def long_matmul(weights: int) -> bytes:
+    """One instruction that works for seconds, on 3 MiB of weights."""
+    dst, src, rows, columns, depth, q4_0 = 16 << 20, 0, 1 << 18, 16, 1 << 18, 9
+    return (
+        raw.instruction(0x05, [40], imm64=weights)
+        + raw.instruction(0x30, [0, 0, 40], [dst, src, 0, rows, columns, depth, 64, 0], fmt=q4_0)
+        + raw.HALT
+    )
+
+
 # ---- Queries and buffers ----
 
 
@@ -672,6 +691,49 @@ def long_job_of_another_queue_is_no_hang() -> None:
         assert dev.state(long_queue).status == raw.HUNG
 
 
+@case
+def a_turn_that_comes_late_is_no_hang() -> None:
+    """A job gets its own time though another queue used up its limit."""
+    with Setup(timeout_ms=5000) as dev:
+        start = time.monotonic()
+        count = 20000
+        dev.finish_ok([dev.run(counting(count))])
+        count = min(int(count * 0.25 / (time.monotonic() - start)), 1 << 31)
+        dev.unbind(dev.vm_id, dev.code_va, PAGE)
+        late_queue, hung, late = dev.queue(dev.vm_id, 400), dev.syncobj(), dev.syncobj()
+        first = dev.queue(dev.vm_id, 300)
+        code = raw.LOOP + counting(count, at=1)
+        dev.program(code)
+        dev.submit(first, [raw.run(dev.code_va, len(code))], [(hung, SYNC_SIGNAL, 0)])
+        time.sleep(0.02)
+        job = raw.run(dev.code_va, len(code), entry=64)
+        dev.submit(late_queue, [job], [(late, SYNC_SIGNAL, 0)])
+        dev.wait(late)
+        assert dev.fence_error(hung) == -errno.ETIMEDOUT
+        assert dev.fence_error(late) == 1, dev.state(late_queue)
+
+
+@case
+def a_long_instruction_holds_up_no_other_process() -> None:
+    """Nor does it cost them their jobs, when its own process gives memory back."""
+    with Setup(timeout_ms=30000, size=2 * HUGE) as dev, Setup() as other:
+        before = dev.resets().device_resets
+        sync = dev.syncobj()
+        dev.submit(dev.queue_id, [dev.run(long_matmul(dev.hbm_va))], [(sync, SYNC_SIGNAL, 0)])
+        time.sleep(0.2)
+        start = time.monotonic()
+        other.unbind(other.vm_id, other.hbm_va, other.size)
+        assert time.monotonic() - start < 0.8
+        with raises(errno.ETIME):
+            dev.wait(sync, 0)
+        dev.unbind(dev.vm_id, dev.host_va, dev.size)
+        dev.wait(sync)
+        assert dev.fence_error(sync) == -errno.ETIMEDOUT
+        assert dev.state(dev.queue_id).status == raw.HUNG
+        other.finish_ok([raw.nop()])
+        assert dev.resets().device_resets == before
+
+
 # ---- Isolation and life ----
 
 
@@ -1005,6 +1067,44 @@ def function_reset_under_load() -> None:
         assert dev.finish(idle, [raw.copy(dev.host_va, dev.hbm_va, 8)]) == 1
         assert dev.host_map[:8] == b"survives"
         assert dev.resets().device_resets == before.device_resets + 1
+
+
+@case
+def function_reset_amid_allocations() -> None:
+    """While the BARs are away nothing is lost that goes through them."""
+    path = Path(f"/sys/bus/pci/devices/{pci_device()}/reset")
+    size, pattern = 16 * PAGE, b"\xa5" * 16 * PAGE
+    stop = threading.Event()
+    problems: list[str] = []
+
+    def user(dev: Device) -> None:
+        """What it gets is zero, what it writes stays, what it unmaps is unmapped."""
+        try:
+            vm = dev.vm()
+            while not stop.is_set():
+                handle = dev.bo(size, HBM)
+                dev.bind(vm, handle, VA, size)
+                with dev.map(handle) as view:
+                    assert view[:] == bytes(size), "not zero"
+                    view[:] = pattern
+                    assert view[:] == pattern, "not kept"
+                dev.unbind(vm, VA, size)
+                dev.close_bo(handle)
+        except BaseException:
+            problems.append(traceback.format_exc())
+
+    with Device() as one, Device() as two, Setup() as dev:
+        threads = [threading.Thread(target=user, args=(d,)) for d in (one, two)]
+        for thread in threads:
+            thread.start()
+        for _ in range(5):
+            path.write_text("1")
+            time.sleep(0.05)
+        stop.set()
+        for thread in threads:
+            thread.join()
+        assert not problems, problems[0]
+        dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])
 
 
 @case

@@ -29,6 +29,14 @@ HALT = bytes([0x01]).ljust(64, b"\0")
 LOOP = bytes([0x14]).ljust(64, b"\0")  # jumps to itself
 
 
+def instruction(
+    op: int, regs: list[int] = (), imms: list[int] = (), fmt: int = 0, imm64: int = 0
+) -> bytes:
+    """Operands in order, a register and an immediate each."""
+    regs, imms = [*regs, *[0] * (8 - len(regs))], [*imms, *[0] * (8 - len(imms))]
+    return struct.pack("<B4xB10x8B8IQ", op, fmt, *regs, *imms, imm64)
+
+
 def trap(code: int) -> bytes:
     return struct.pack("<B23xI36x", 0x02, code)
 
