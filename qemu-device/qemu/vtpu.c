@@ -51,7 +51,7 @@ struct VtpuState {
     MemoryRegion doorbells;
     MemoryRegion hbm_ram;
     MemoryRegion *hbm; /* hbm_ram, or the backend's */
-    VtpuCore *core;
+    VtpuCore *core;    /* under the BQL; NULL once unplugged */
 
     /* Properties */
     uint64_t hbm_size;
@@ -66,6 +66,12 @@ struct VtpuState {
 
 /* Callbacks of the machine, on its command thread */
 
+/* BQL held: what the machine does now is of before a reset or an unplug. */
+static bool vtpu_is_stale(VtpuState *s)
+{
+    return !s->core || vtpu_core_resetting(s->core);
+}
+
 static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
                      DMADirection dir)
 {
@@ -74,7 +80,7 @@ static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
     bool ok;
 
     bql_lock();
-    ok = !vtpu_core_resetting(s->core) &&
+    ok = !vtpu_is_stale(s) &&
          pci_dma_rw(PCI_DEVICE(s), addr, buf, len, dir, attrs) == MEMTX_OK;
     bql_unlock();
     trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, ok);
@@ -98,8 +104,8 @@ static void vtpu_raise_irq(void *opaque, unsigned vector)
     VtpuState *s = opaque;
 
     bql_lock();
-    if (vtpu_core_resetting(s->core)) {
-        /* of before the reset: drop */
+    if (vtpu_is_stale(s)) {
+        /* drop */
     } else if (s->inject_irq_loss) {
         s->inject_irq_loss--;
         trace_vtpu_irq_lost(s, vector);
@@ -159,12 +165,16 @@ static const VtpuCoreOps vtpu_core_ops = {
     .thread_leave = vtpu_thread_leave,
 };
 
-/* BAR accesses, on vCPU threads with the BQL */
+/*
+ * BAR accesses, on vCPU threads with the BQL. One that waited for it during an
+ * unplug finds no machine.
+ */
 
 static uint64_t vtpu_regs_read(void *opaque, hwaddr offset, unsigned size)
 {
     VtpuState *s = opaque;
-    uint64_t value = vtpu_core_mmio_read(s->core, offset, size);
+    uint64_t value = s->core ? vtpu_core_mmio_read(s->core, offset, size)
+                             : UINT64_MAX;
 
     trace_vtpu_mmio_read(s, offset, size, value);
     return value;
@@ -176,7 +186,9 @@ static void vtpu_regs_write(void *opaque, hwaddr offset, uint64_t value,
     VtpuState *s = opaque;
 
     trace_vtpu_mmio_write(s, offset, size, value);
-    vtpu_core_mmio_write(s->core, offset, value, size);
+    if (s->core) {
+        vtpu_core_mmio_write(s->core, offset, value, size);
+    }
 }
 
 static const MemoryRegionOps vtpu_regs_ops = {
@@ -203,7 +215,9 @@ static void vtpu_doorbell_write(void *opaque, hwaddr offset, uint64_t value,
         return;
     }
     trace_vtpu_doorbell(s, queue, value);
-    vtpu_core_doorbell(s->core, queue, value);
+    if (s->core) {
+        vtpu_core_doorbell(s->core, queue, value);
+    }
 }
 
 static const MemoryRegionOps vtpu_doorbell_ops = {
@@ -295,8 +309,10 @@ static void vtpu_exit_hbm(VtpuState *s)
     if (s->hbm_backend) {
         host_memory_backend_set_mapped(s->hbm_backend, false);
     } else {
-        /* The block lives until the last reader is gone: free its name now,
-         * for a device that is plugged in again. */
+        /*
+         * The block lives until the last reader is gone: free its name now,
+         * for a device that is plugged in again.
+         */
         vmstate_unregister_ram(s->hbm, DEVICE(s));
     }
 }
@@ -361,16 +377,17 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
 static void vtpu_exit(PCIDevice *pdev)
 {
     VtpuState *s = VTPU(pdev);
+    VtpuCore *core = s->core;
 
     /*
-     * The command thread may be waiting for the BQL in a callback. The device
-     * is unplugged from its bus: nobody else calls the machine meanwhile.
+     * The command thread may be waiting for the BQL in a callback, and so may
+     * a vCPU in an access to a BAR: neither is to use the machine after this.
      */
-    vtpu_core_reset(s->core);
-    bql_unlock();
-    vtpu_core_free(s->core);
-    bql_lock();
     s->core = NULL;
+    vtpu_core_reset(core);
+    bql_unlock();
+    vtpu_core_free(core);
+    bql_lock();
     vtpu_exit_capabilities(s);
     vtpu_exit_hbm(s);
 }
@@ -380,7 +397,9 @@ static void vtpu_reset_hold(Object *obj, ResetType type)
     VtpuState *s = VTPU(obj);
 
     trace_vtpu_reset(s);
-    vtpu_core_reset(s->core);
+    if (s->core) {
+        vtpu_core_reset(s->core);
+    }
 }
 
 /* Properties that may change while the machine runs */
