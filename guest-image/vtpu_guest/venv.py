@@ -7,6 +7,8 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
+from pathlib import Path
 
 from .cache import REPO, cache_dir, key, log_dir, need_space, prune
 from .privileged import sudo
@@ -23,11 +25,18 @@ _HOST_PROGRAMS = {
     "gcc": "gcc",
     "make": "make",
 }
+# A header to look for, and its package: gcc only recommends the C library's, and
+# the runtime's binding is compiled for the host's Python too.
+_HOST_HEADERS = {
+    Path("/usr/include/stdio.h"): "libc6-dev",
+    Path(sysconfig.get_path("include")) / "Python.h": "python3-dev",
+}
 
 
 def install_host_packages() -> None:
     """Installs what is missing, or says which command would."""
     missing = [package for program, package in _HOST_PROGRAMS.items() if not shutil.which(program)]
+    missing += [package for header, package in _HOST_HEADERS.items() if not header.is_file()]
     probe = [sys.executable, "-c", "import venv, ensurepip"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         missing.append("python3-venv")
