@@ -100,7 +100,8 @@ static int check_sections(const struct rt_elf *elf)
     Elf64_Ehdr h = header(elf);
     int status;
 
-    for (uint32_t i = 1; i < h.e_shnum; i++) {
+    /* Section 0 too: an index that names it is legal in form. */
+    for (uint32_t i = 0; i < h.e_shnum; i++) {
         Elf64_Shdr s = section(elf, i);
 
         if (s.sh_type != SHT_NOBITS && s.sh_type != SHT_NULL &&

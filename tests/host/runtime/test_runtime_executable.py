@@ -37,6 +37,13 @@ def header_of(section: int) -> int:
     return int(struct.unpack_from("<Q", GOOD, 40)[0]) + section * 64
 
 
+def names_in_section_0() -> bytes:
+    """Section 0 poses as a string table far outside the file."""
+    image = bytearray(patched(62, "<H", 0))
+    struct.pack_into("<IIQQQQ", image, header_of(0), 0, 3, 0, 0, 1 << 40, 1)
+    return bytes(image)
+
+
 def test_the_good_one_loads(device: Device) -> None:
     exe = device.load(GOOD)
     assert set(exe.kernels) == {"main", "other"}
@@ -79,6 +86,7 @@ def test_a_path_is_named(device: Device, tmp_path: Path) -> None:
         (patched(40, "<Q", 1 << 63), "truncated"),
         (patched(header_of(1) + 24, "<Q", len(GOOD)), "section 1 "),
         (patched(header_of(2) + 32, "<Q", 2**64 - 1), "section 2 "),
+        (names_in_section_0(), "section 0 "),
         (patched(header_of(1), "<I", 1 << 30), "section 1: its name"),
         (patched(header_of(5) + 40, "<I", 77), "names in section 77"),
         (patched(header_of(5) + 56, "<Q", 16), ".symtab"),
