@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import lzma
+import struct
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 
 from . import cpio
-from .cache import GUEST_IMAGE, cache_dir, fresh, key, log_dir, prune
+from .cache import GUEST_IMAGE, cache_dir, fresh, key, log_dir, need_space, prune
 from .privileged import run_in_root, run_privileged
 from .roots import identity, kernel_release
 from .stage import Stage, StageError
 
 # Needed to reach the root image, plus what every guest uses.
 BOOT_MODULES = ["virtio_blk", "virtio_net", "virtio_rng", "crc32c_generic", "erofs", "overlay"]
+_NOBITS = 8  # a section without bytes in the file
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _INIT = GUEST_IMAGE / "init"
 # Changed by hand with the way that images are packed.
@@ -74,6 +76,7 @@ def build_vmlinux(guest: Path) -> Path:
     target = cache_dir() / f"vmlinux-{key(identity(guest))}"
     if not target.is_file():
         with Stage("kernel"), fresh(target) as work:
+            need_space(cache_dir(), 100, "the kernel")
             image = (guest / f"boot/vmlinuz-{release}").read_bytes()
             start = image.find(_ZSTD_MAGIC)
             if start < 0:
@@ -92,10 +95,26 @@ def build_vmlinux(guest: Path) -> Path:
                     )
             finally:
                 packed.unlink()
-            if work.read_bytes()[:4] != b"\x7fELF":
-                raise StageError(f"no ELF kernel in Debian's image of {release}")
+            if not is_whole_elf(work):
+                raise StageError(f"Debian's image of {release} gave no whole ELF kernel")
     prune("vmlinux-*", target)
     return target
+
+
+def is_whole_elf(path: Path) -> bool:
+    """Whether a file has all that the ELF section table says."""
+    data = path.read_bytes()
+    if len(data) < 64 or data[:4] != b"\x7fELF":
+        return False
+    (table,) = struct.unpack_from("<Q", data, 40)
+    size, count = struct.unpack_from("<HH", data, 58)
+    if len(data) < table + size * count:
+        return False
+    for at in range(table, table + size * count, size):
+        kind, offset, length = struct.unpack_from("<4xI16xQQ", data, at)
+        if kind != _NOBITS and len(data) < offset + length:
+            return False
+    return True
 
 
 def build_init(root: Path) -> Path:
@@ -145,6 +164,9 @@ def build_root_image(build: Path, guest: Path, init: Path) -> Path:
 def make_image(stage: Stage, build: Path, folder: Path, target: Path, exclude: str = "") -> None:
     """Packs a folder. File times stay: Python checks its bytecode against them."""
     log = log_dir() / f"{target.name.split('-')[0]}-image.log"
+    # mkfs.erofs does not end on a full disk.
+    size = sum(path.lstat().st_size for path in folder.rglob("*")) >> 20
+    need_space(target.parent, size + 50, "the image")
     with fresh(target) as work:
         options = ["--quiet", "-x-1", "--all-root"]
         options += [f"--exclude-regex={exclude}"] if exclude else []

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from vtpu_guest import accel, cache, checks, cpio, debian, machine, privileged, stage
+from vtpu_guest import accel, cache, checks, cpio, debian, kernel, machine, privileged, stage
 
 
 def test_one_line_source_with_options() -> None:
@@ -125,6 +125,15 @@ def test_pip_without_network_names_the_package_and_the_cause(
     assert "found for llm==1" in caught.value.reason
     assert f"({shown}" in caught.value.reason
     assert "WARNING" not in caught.value.reason
+
+
+def test_kernel_cut_off_by_a_full_disk_is_not_whole(tmp_path: Path) -> None:
+    data = Path(sys.executable).resolve().read_bytes()
+    (tmp_path / "whole").write_bytes(data)
+    (tmp_path / "cut").write_bytes(data[:-1])
+    (tmp_path / "empty").touch()
+    found = [kernel.is_whole_elf(tmp_path / name) for name in ("whole", "cut", "empty")]
+    assert found == [True, False, False]
 
 
 def test_key_depends_on_names_and_bytes_alone(tmp_path: Path) -> None:
