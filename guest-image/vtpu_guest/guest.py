@@ -25,6 +25,7 @@ from types import TracebackType
 from typing import Any
 
 from . import accel
+from .backlog import widen
 from .cache import log_dir
 from .channels import Agent, ChannelError, Qmp
 from .machine import Images, Machine
@@ -133,6 +134,8 @@ class Guest:
                 if time.monotonic() > deadline:
                     raise GuestError("QEMU did not open its monitor", self.console_log) from None
                 time.sleep(0.01)
+        if self.machine.forward:
+            widen(self._process.pid, self.machine.forward)
 
     def wait_agent(self, timeout: float = 120) -> None:
         agent = Agent(self._need_folder() / "agent")
