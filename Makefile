@@ -24,7 +24,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec build test test-fast bench lint clean help
+.PHONY: run serve shell exec build test test-fast bench bench-device lint clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -48,6 +48,9 @@ test-fast: ## Run the tests that need no guest
 bench: ## Measure against llama.cpp; JSON on stdout
 	@$(guest) build >&2
 	@$(host) -m bench
+
+bench-device: ## Measure the device alone against what this host can do; JSON on stdout
+	@$(host) -m bench.device
 
 lint: ## Check style and types
 	@$(host) -m ruff check $(wildcard $(checked))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -24,7 +23,7 @@ from vtpu_guest.guest import Guest
 from vtpu_guest.machine import GUEST_HTTP_PORT, Machine
 from vtpu_guest.model import fetch
 
-from . import llama_build, workload
+from . import host, llama_build, workload
 from .counters import BusyShare, Counters
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -38,15 +37,6 @@ OURS: dict[str, Callable[[int], float]] = {
 
 def say(text: str) -> None:
     print(f"bench: {text}", file=sys.stderr, flush=True)
-
-
-def host() -> dict[str, object]:
-    model = platform.processor()
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            model = line.split(":", 1)[1].strip()
-            break
-    return {"cpu": model, "cores": os.cpu_count(), "accelerator": accel.choose().name}
 
 
 def llama(python: Path, model: Path) -> dict[str, float]:
@@ -130,7 +120,7 @@ def main() -> None:
         "boot_to_first_token_s": round(boot, 2),
         "submit_roundtrip_us": round(roundtrip["median_us"], 1),
         "device_busy_share": {key: round(statistics.median(busy[key]), 3) for key in OURS},
-        "host": host(),
+        "host": {**host.describe(), "accelerator": accel.choose().name},
         "raw": {
             "vtpu": ours,
             "llama_cpp": theirs,

@@ -22,7 +22,7 @@ static void quantise_rows(void *arg, uint32_t begin, uint32_t end, unsigned slot
 
     (void)slot;
     job->x->core->kernels->quantise(job->quantised, (const float *)job->src, job->src_stride,
-                                    job->op.k, begin, end);
+                                    job->op.k, job->op.m, begin, end);
 }
 
 static void multiply(void *arg, uint32_t begin, uint32_t end, unsigned slot)

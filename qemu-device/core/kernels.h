@@ -22,8 +22,9 @@
 
 /*
  * Activations quantised for MATMUL: for each row, k/32 blocks. The layout is
- * private to a path; quantise_bytes() says how much a row takes (a multiple
- * of 64). Quantising is split from the product so that a row is quantised once.
+ * private to a path and may depend on m, the rows of the whole product;
+ * quantise_bytes() says how much a row takes at most (a multiple of 64).
+ * Quantising is split from the product so that a row is quantised once.
  */
 
 /*
@@ -58,12 +59,12 @@ typedef struct VtpuAttn {
 } VtpuAttn;
 
 typedef struct VtpuKernels {
-    const char *name; /* "scalar", "avx2", "avx512" */
+    const char *name; /* "scalar", "avx2", "avx512", "amx" */
 
     size_t (*quantise_bytes)(uint32_t k);
-    /* rows [begin, end) of src into quantised */
+    /* rows [begin, end) of the m of src into quantised */
     void (*quantise)(uint8_t *quantised, const float *src, size_t src_stride,
-                     uint32_t k, uint32_t begin, uint32_t end);
+                     uint32_t k, uint32_t m, uint32_t begin, uint32_t end);
     /* weight tile rows (16 outputs each) [begin, end) */
     void (*matmul)(const VtpuMatmul *op, uint32_t begin, uint32_t end);
 

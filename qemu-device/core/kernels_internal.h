@@ -96,7 +96,7 @@ void vtpu_scalar_gather_row(float *dst, const uint8_t *table, uint32_t row, uint
 void vtpu_scalar_scatter_row(uint8_t *dst, const float *src, uint32_t width, uint32_t fmt);
 
 void vtpu_scalar_quantise(uint8_t *quantised, const float *src, size_t src_stride, uint32_t k,
-                          uint32_t begin, uint32_t end);
+                          uint32_t m, uint32_t begin, uint32_t end);
 void vtpu_scalar_matmul(const VtpuMatmul *op, uint32_t begin, uint32_t end);
 size_t vtpu_scalar_attn_scratch_bytes(const VtpuAttn *op);
 void vtpu_scalar_attn(const VtpuAttn *op, uint8_t *scratch, uint32_t begin, uint32_t end);

@@ -4,49 +4,7 @@
  * pairs; each row of activations then costs sixteen vpdpwssd whose operand is
  * a broadcast from memory, so the unpacking is shared by all rows.
  */
-#include <immintrin.h>
-
-#include "kernels_simd.h"
-
-#define INLINE static inline __attribute__((always_inline))
-
-/* Rows whose accumulators stay in the first-level cache. */
-#define ROW_BLOCK 64
-
-typedef struct Tile {
-    __m512i w[16];                /* pair i of the quantised order, for 16 outputs */
-    __m512 d, minimum;
-} Tile;
-
-INLINE __m512 load_halves(const uint8_t *p)
-{
-    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p));
-}
-
-INLINE void load_tile(Tile *tile, const uint8_t *p, uint32_t fmt)
-{
-    if (fmt == VTPU_FMT_Q8_0) {
-        for (int g = 0; g < 8; g++) {
-            __m512i bytes = _mm512_loadu_si512(p + 64 * g);
-            tile->w[2 * g] = _mm512_srai_epi16(_mm512_slli_epi16(bytes, 8), 8);
-            tile->w[2 * g + 1] = _mm512_srai_epi16(bytes, 8);
-        }
-        tile->d = load_halves(p + 512);
-        return;
-    }
-    __m512i nibble = _mm512_set1_epi16(15);
-    for (int g = 0; g < 4; g++) {
-        __m512i bytes = _mm512_loadu_si512(p + 64 * g);
-        tile->w[2 * g] = _mm512_and_si512(bytes, nibble);
-        tile->w[2 * g + 1] = _mm512_and_si512(_mm512_srli_epi16(bytes, 8), nibble);
-        tile->w[8 + 2 * g] = _mm512_and_si512(_mm512_srli_epi16(bytes, 4), nibble);
-        tile->w[9 + 2 * g] = _mm512_srli_epi16(bytes, 12);
-    }
-    tile->d = load_halves(p + 256);
-    if (fmt == VTPU_FMT_Q4_1) {
-        tile->minimum = load_halves(p + 288);
-    }
-}
+#include "tile_avx512.h"
 
 INLINE __m512i pair(const int16_t *q, int i)
 {
@@ -69,12 +27,6 @@ INLINE __m512 scale_block(__m512i dot, __m512 d, __m512 minimum, uint32_t fmt, f
         t = _mm512_mul_ps(t, d);
     }
     return _mm512_fmadd_ps(t, _mm512_set1_ps(scale), acc);
-}
-
-INLINE void store_row(const VtpuMatmul *op, __m512 acc, uint32_t tile_row, uint32_t row)
-{
-    float *dst = row_at(op->dst, op->dst_stride, row) + (size_t)tile_row * 16;
-    _mm512_storeu_ps(dst, op->accumulate ? _mm512_add_ps(_mm512_loadu_ps(dst), acc) : acc);
 }
 
 /* One tile row for a few rows, where no panel is left: the tile and all sums in
@@ -122,7 +74,6 @@ INLINE void few_rows(const VtpuMatmul *op, uint32_t fmt, uint32_t tile_row, uint
  * limit. The 24 sums are in registers for the length of a block; they are
  * separate variables because the compiler keeps an array of them in memory.
  */
-#define PANEL_TILES VTPU_MATMUL_GRAIN
 /* How far ahead of the products weights are fetched. */
 #define FETCH_BLOCKS 4
 

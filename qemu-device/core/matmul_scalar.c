@@ -41,8 +41,9 @@ static void quantise_block(int16_t *q, float *scale, float *sum, const float *x)
 }
 
 void vtpu_scalar_quantise(uint8_t *quantised, const float *src, size_t src_stride, uint32_t k,
-                          uint32_t begin, uint32_t end)
+                          uint32_t m, uint32_t begin, uint32_t end)
 {
+    (void)m;
     for (uint32_t row = begin; row < end; row++) {
         const float *x = const_row_at(src, src_stride, row);
         QuantRow to = quant_row(quantised, k, row);

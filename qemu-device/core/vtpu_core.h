@@ -49,7 +49,7 @@ typedef struct VtpuCoreConfig {
     uint8_t *hbm;         /* HBM bytes, owned by the caller, outlives the machine */
     uint64_t hbm_bytes;   /* power of two, at least 16 MiB */
     unsigned threads;     /* compute threads; 0: the host's processors */
-    const char *isa_path; /* "scalar", "avx2", "avx512"; NULL: the best the host has */
+    const char *isa_path; /* "scalar", "avx2", "avx512", "amx"; NULL: the best the host has */
     /* 0: instructions run in program order. Else the seed of a random order among
      * those that the counters allow, to find missing waits. */
     uint64_t schedule_seed;
@@ -84,7 +84,7 @@ bool vtpu_core_hang_injected(VtpuCore *core);
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 
-/* The name of the vector path in use: "scalar", "avx2" or "avx512". */
+/* The name of the vector path in use: "scalar", "avx2", "avx512" or "amx". */
 const char *vtpu_core_isa_path(const VtpuCore *core);
 
 #endif

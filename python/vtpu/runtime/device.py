@@ -102,7 +102,7 @@ class Device:
 
         None: the environment's VTPU_DEVICE, else the first vTPU of the system, else
         "core". The other arguments are for "core": HBM, compute threads, vector path
-        ("scalar", "avx2", "avx512").
+        ("scalar", "avx2", "avx512", "amx").
         """
         desc = new_struct("tpurt_device_desc")
         desc.core_hbm_bytes = hbm_bytes

@@ -9,7 +9,6 @@
  *
  *   bench_kernels [path [seconds a figure]]
  */
-#define _GNU_SOURCE
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -176,7 +175,7 @@ static void multiply(const Model *model, const uint8_t *weight, uint32_t n, uint
                      uint32_t thread, uint32_t threads)
 {
     VtpuMatmul op = {
-        .dst = model->dst, .dst_stride = n * 4ul, 
+        .dst = model->dst, .dst_stride = n * 4ul,
         .quantised = model->quantised[k == FFN], .weight = weight, .m = model->m,
         .n = n, .k = k, .fmt = fmt,
     };
@@ -230,9 +229,19 @@ static void read_model(void *arg, uint32_t thread, uint32_t threads)
     }
 }
 
+/* The layout of quantised rows may depend on their number. */
+static void set_rows(Model *model, uint32_t m)
+{
+    model->m = m;
+    for (int i = 0; i < 2; i++) {
+        uint32_t k = i ? FFN : HIDDEN;
+        kernels->quantise(model->quantised[i], model->x, k * 4, k, m, 0, m);
+    }
+}
+
 static void bench_weights(Model *model)
 {
-    static const uint32_t rows[] = { 1, 2, 4, 8, 16, 64, 512 };
+    static const uint32_t rows[] = { 1, 2, 4, 8, 16, 32, 64, 512 };
     double macs = 0;
 
     for (int i = 0; i < SHAPES; i++) {
@@ -252,9 +261,9 @@ static void bench_weights(Model *model)
                                                          : "read loop, all weights",
                    threads, t, "GB_per_s", (double)bytes / t / 1e9);
         }
-        for (int i = 0; i < 7; i++) {
+        for (int i = 0; i < 8; i++) {
             bool few = rows[i] <= 16;
-            model->m = rows[i];
+            set_rows(model, rows[i]);
             model->with_layers = true;
             model->with_embedding = false;
             t = timed(multiply_model, model, threads);
@@ -276,7 +285,7 @@ static void bench_weights(Model *model)
 static void quantise_part(void *arg, uint32_t thread, uint32_t threads)
 {
     const Model *model = arg;
-    kernels->quantise(model->quantised[1], model->x, FFN * 4, FFN, model->m * thread / threads,
+    kernels->quantise(model->quantised[1], model->x, FFN * 4, FFN, model->m, model->m * thread / threads,
                       model->m * (thread + 1) / threads);
 }
 
@@ -436,9 +445,7 @@ int main(int argc, char **argv)
     model.x = floats((size_t)2 * FFN * MAX_ROWS);
     model.dst = floats((size_t)2 * FFN * MAX_ROWS);
     for (int i = 0; i < 2; i++) {
-        uint32_t k = i ? FFN : HIDDEN;
-        model.quantised[i] = filled(kernels->quantise_bytes(k) * MAX_ROWS);
-        kernels->quantise(model.quantised[i], model.x, k * 4, k, 0, MAX_ROWS);
+        model.quantised[i] = filled(kernels->quantise_bytes(i ? FFN : HIDDEN) * MAX_ROWS);
     }
     bench_weights(&model);
     for (model.m = 1; model.m <= MAX_ROWS; model.m *= MAX_ROWS) {

@@ -58,7 +58,7 @@ class Table(ctypes.Structure):
     _fields_ = [
         ("name", ctypes.c_char_p),
         ("quantise_bytes", _function(_size, _u32)),
-        ("quantise", _function(None, _ptr, _ptr, _size, _u32, _u32, _u32)),
+        ("quantise", _function(None, _ptr, _ptr, _size, _u32, _u32, _u32, _u32)),
         ("matmul", _function(None, ctypes.POINTER(Matmul), _u32, _u32)),
         ("rmsnorm", _function(None, _ptr, _size, _ptr, _size, _ptr, _u32, _f32, _u32, _u32)),
         ("add", _binary),
@@ -120,7 +120,7 @@ class Kernels:
         rows, k = x.shape
         out = _aligned(rows * self.table.quantise_bytes(k))
         out[:] = 0
-        self.table.quantise(out.ctypes.data, x.ctypes.data, x.strides[0], k, 0, rows)
+        self.table.quantise(out.ctypes.data, x.ctypes.data, x.strides[0], k, rows, 0, rows)
         return out
 
     def matmul(self, x, weight, n, fmt, before=None, pad=0, split=None):

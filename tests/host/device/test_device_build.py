@@ -15,7 +15,7 @@ def test_meson_names_every_source() -> None:
 
 def test_vector_sources_get_their_instructions() -> None:
     meson = (DEVICE / "qemu" / "meson.build").read_text()
-    for path in ("avx2", "avx512"):
+    for path in ("avx2", "avx512", "amx"):
         block = meson[meson.index(f"'{path}': [") :]
         named = re.findall(r"'core/(\w+)\.c'", block[: block.index(f"vtpu_{path},")])
         assert named and all(name.endswith(f"_{path}") for name in named)

@@ -49,7 +49,7 @@ def scalar(library):
     return Kernels.get(library, "scalar")
 
 
-@pytest.fixture(scope="session", params=["avx2", "avx512"])
+@pytest.fixture(scope="session", params=["avx2", "avx512", "amx"])
 def vector(library, request):
     kernels = Kernels.get(library, request.param)
     if kernels is None:
@@ -122,7 +122,7 @@ def test_matmul_is_as_specified(scalar, fmt, special):
 @some
 @given(
     seed=seeds,
-    m=st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 12, 17, 63, 64, 65, 70, 131]),
+    m=st.sampled_from([1, 2, 3, 4, 5, 7, 8, 9, 12, 17, 47, 48, 49, 63, 64, 65, 80, 131]),
     tile_rows=st.integers(1, 5),
     blocks=st.integers(1, 7),
     accumulate=st.booleans(),
@@ -142,15 +142,16 @@ def test_matmul_paths_agree(
     same(vector.matmul(x, tiles, n, fmt, before, pad, split), want)
 
 
+@pytest.mark.parametrize("rows", [9, 57])
 @pytest.mark.parametrize("fmt", FORMATS)
-def test_matmul_extremes_stay_exact(scalar, vector, fmt):
+def test_matmul_extremes_stay_exact(scalar, vector, fmt, rows):
     """Every integer at its limit: no saturation on the way."""
     for q_value in (-128, 127) if fmt == Q8_0 else (0, 15):
         q = np.full((16, 64), q_value)
         ones = np.ones((16, 2), np.float16)
         tiles = reference.make_tiles(q, ones, ones, fmt)
         for x_value in (1.0, -1.0):
-            x = np.full((9, 64), np.float32(x_value))
+            x = np.full((rows, 64), np.float32(x_value))
             want = reference.matmul(x, q, ones, ones, fmt)
             same(scalar.matmul(x, tiles, 16, fmt), want)
             same(vector.matmul(x, tiles, 16, fmt), want)
@@ -170,8 +171,10 @@ def test_a_row_does_not_depend_on_the_others(vector):
 def test_quantised_activations_agree(scalar, vector, seed, rows, blocks, special):
     x = numbers(np.random.default_rng(seed), (rows, 32 * blocks), special)
     size = scalar.table.quantise_bytes(32 * blocks)
-    assert size == vector.table.quantise_bytes(32 * blocks) and size % 64 == 0
-    same(vector.quantise(x), scalar.quantise(x))
+    room = vector.table.quantise_bytes(32 * blocks)
+    assert room >= size and room % 64 == 0 and size % 64 == 0
+    want = scalar.quantise(x)  # few rows: "amx" has a layout of its own for many
+    same(vector.quantise(x)[: want.size], want)
 
 
 # --- element-wise
