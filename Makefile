@@ -24,7 +24,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec build test test-fast bench bench-device lint clean help
+.PHONY: run serve shell exec build test test-fast test-device bench bench-device lint clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -44,6 +44,9 @@ test: ## Run every test, in the guest and out of it [ARGS="pytest arguments"]
 
 test-fast: ## Run the tests that need no guest
 	@$(host) -m pytest -m "not guest" $(ARGS)
+
+test-device: ## Run the tests of the hardware, on its own and in QEMU
+	@$(host) -m pytest tests/host/device tests/qtest $(ARGS)
 
 bench: ## Measure against llama.cpp; JSON on stdout
 	@$(guest) build >&2

@@ -71,6 +71,7 @@ FAULT = {
     "PC_RANGE": 12,
     "BAD_PAGE_TABLE": 13,
     "BAD_CONTEXT": 14,
+    "ECC": 15,
 }
 FMT = {
     "NONE": 0,
@@ -107,6 +108,7 @@ REGISTERS = {
     "STAT_INSTRUCTIONS": 0x0088,
     "STAT_BUSY_NS": 0x0090,
     "STAT_HBM_BYTES": 0x0098,
+    "STAT_ECC_CORRECTED": 0x00a0,
     "CTX_ROOT": 0x1000,
     "Q_RING_BASE": 0x4000,
     "Q_FENCE_ADDR": 0x4008,

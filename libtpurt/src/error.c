@@ -105,6 +105,7 @@ const char *tpurt_fault_name(uint32_t cause)
         [VTPU_FAULT_PC_RANGE] = "pc range",
         [VTPU_FAULT_BAD_PAGE_TABLE] = "bad page table",
         [VTPU_FAULT_BAD_CONTEXT] = "bad context",
+        [VTPU_FAULT_ECC] = "uncorrectable memory error",
     };
 
     return cause < sizeof(names) / sizeof(*names) && names[cause] ? names[cause] : "unknown";

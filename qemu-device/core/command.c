@@ -60,32 +60,6 @@ static void take_vmem(VtpuExec *x)
     }
 }
 
-/* The injected fault: a program that never ends. */
-static bool hang(VtpuExec *x)
-{
-    VtpuCore *core = x->core;
-
-    for (;;) {
-        if (!vtpu_core_boundary(core)) {
-            return false;
-        }
-        pthread_mutex_lock(&core->lock);
-        while (!atomic_load(&core->attention)) {
-            pthread_cond_wait(&core->wake, &core->lock);
-        }
-        pthread_mutex_unlock(&core->lock);
-    }
-}
-
-static bool take_hang(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->lock);
-    bool injected = core->hang;
-    core->hang = false;
-    pthread_mutex_unlock(&core->lock);
-    return injected;
-}
-
 static bool run(VtpuExec *x, const uint8_t *entry)
 {
     VtpuCore *core = x->core;
@@ -114,8 +88,8 @@ static bool run(VtpuExec *x, const uint8_t *entry)
     }
     x->pc = start;
     take_vmem(x);
-    if (take_hang(core)) {
-        return hang(x);
+    if (!vtpu_inject_hang(x)) {
+        return false;
     }
     vtpu_pool_set_active(core->pool, true);
     bool ok = vtpu_seq_run(x);
@@ -244,6 +218,7 @@ static bool wait(VtpuExec *x, const uint8_t *entry, bool *held)
 
 bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held)
 {
+    uint64_t begin = vtpu_inject_slow_begin(x->core);
     bool ok;
 
     *held = false;
@@ -255,10 +230,10 @@ bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held)
         ok = run(x, entry);
         break;
     case VTPU_CMD_COPY:
-        ok = copy(x, entry);
+        ok = copy(x, entry) && vtpu_inject_slow_end(x, begin);
         break;
     case VTPU_CMD_FILL:
-        ok = fill(x, entry);
+        ok = fill(x, entry) && vtpu_inject_slow_end(x, begin);
         break;
     case VTPU_CMD_WAIT:
         ok = wait(x, entry, held);

@@ -73,21 +73,26 @@ static void finish_reset(VtpuCore *core)
     core->vmem_owner = -1;
     core->err_queues = core->scratch = 0;
     core->irqs = 0;
-    core->enabled = core->hang = false;
+    core->enabled = false;
+    vtpu_inject_reset(core);
     atomic_store(&core->stat_programs, 0);
-    atomic_store(&core->stat_instructions, 0);
+    for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
+        atomic_store(&core->stat_engine[e], 0);
+    }
+    atomic_store(&core->stat_ecc_corrected, 0);
     atomic_store(&core->stat_busy_ns, 0);
     atomic_store(&core->stat_hbm_bytes, 0);
     core->time_base = vtpu_now_ns();
     core->reset_count++;
     core->resetting = false;
+    atomic_store(&core->stop, core->exiting);
     pthread_cond_broadcast(&core->changed);
 }
 
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
-    if (!core->busy) {
+    if (!core->busy && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
     }
@@ -108,7 +113,7 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
         return;
     }
     atomic_store(&core->attention, 1);
-    vtpu_core_kick(core);
+    vtpu_core_kick(core); /* it may be in a pause */
 }
 
 bool vtpu_core_boundary(VtpuCore *core)
@@ -123,8 +128,8 @@ bool vtpu_core_boundary(VtpuCore *core)
     }
     core->parked = false;
     /* Between commands nothing is left to abandon for a reset: it is done. */
-    if (core->resetting && core->running < 0) {
-        atomic_store(&core->stop, core->exiting);
+    if (core->resetting && core->running < 0 &&
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -132,7 +137,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     bool go_on = !vtpu_stopped(core);
     pthread_mutex_unlock(&core->lock);
     for (; irqs; irqs &= irqs - 1) {
-        core->ops.raise_irq(core->opaque, (unsigned)__builtin_ctzll(irqs));
+        vtpu_raise_irq(core, (unsigned)__builtin_ctzll(irqs));
     }
     return go_on;
 }
@@ -150,21 +155,6 @@ bool vtpu_core_resetting(VtpuCore *core)
     bool resetting = core->resetting;
     pthread_mutex_unlock(&core->lock);
     return resetting;
-}
-
-void vtpu_core_inject_hang(VtpuCore *core, bool on)
-{
-    pthread_mutex_lock(&core->lock);
-    core->hang = on;
-    pthread_mutex_unlock(&core->lock);
-}
-
-bool vtpu_core_hang_injected(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->lock);
-    bool on = core->hang;
-    pthread_mutex_unlock(&core->lock);
-    return on;
 }
 
 void vtpu_core_quiesce(VtpuCore *core)
@@ -292,6 +282,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->busy = true;
     core->exec.core = core;
     core->time_base = vtpu_now_ns();
+    vtpu_inject_init(core);
     vtpu_queue_clear_all(core);
     pthread_mutex_init(&core->lock, NULL);
     pthread_condattr_init(&monotonic);

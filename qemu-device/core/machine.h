@@ -138,6 +138,8 @@ typedef struct VtpuExec {
     unsigned pending; /* instructions in all engine queues */
     uint64_t order;
     uint64_t random;
+    bool watched; /* look at each instruction before it is executed */
+    bool traced;
 
     uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
     VtpuBuffer buffer[VTPU_NUM_BUFFERS];
@@ -184,7 +186,7 @@ struct VtpuCore {
 
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */
-    bool exiting, park, parked, resetting, enabled, hang;
+    bool exiting, park, parked, resetting, enabled;
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     uint32_t reset_count, scratch, err_queues;
@@ -195,9 +197,14 @@ struct VtpuCore {
     uint64_t time_base;
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
+    uint64_t inject[VTPU_NUM_INJECTIONS];
+
+    atomic_uint inject_armed; /* bit VTPU_INJECT_*: the value is not its idle one */
 
     /* Statistics: written by the command thread, read by all. */
-    _Atomic uint64_t stat_programs, stat_instructions, stat_busy_ns, stat_hbm_bytes;
+    _Atomic uint64_t stat_programs, stat_busy_ns, stat_hbm_bytes, stat_ecc_corrected;
+    _Atomic uint64_t stat_engine[VTPU_NUM_ENGINES]; /* instructions */
+    _Atomic uint32_t last_pc;
 
     /* [command] for the running command's context, [lock] for the others */
     uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
@@ -220,6 +227,24 @@ bool vtpu_core_boundary(VtpuCore *core);
 void vtpu_core_kick(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
+
+/* inject.c. What returns a bool: false: stopped, as with a fault that is none. [command] */
+void vtpu_inject_init(VtpuCore *core);
+void vtpu_inject_reset(VtpuCore *core); /* lock held: no program is left to hang */
+static inline bool vtpu_injecting(const VtpuCore *core, VtpuInjection what)
+{
+    return atomic_load_explicit(&core->inject_armed, memory_order_relaxed) >> what & 1;
+}
+/* Every interrupt goes through here. */
+void vtpu_raise_irq(VtpuCore *core, unsigned vector);
+uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
+bool vtpu_inject_dma_error(VtpuCore *core);  /* true: this transfer fails */
+uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
+bool vtpu_inject_hang(VtpuExec *x);
+bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
+/* Around what moves data: begin is the time, or 0 when HBM is not slow. */
+uint64_t vtpu_inject_slow_begin(const VtpuCore *core);
+bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin);
 
 /* queue.c; lock held for the first four; false: the guest may not do that now */
 bool vtpu_queue_enable(VtpuCore *core, unsigned q);

@@ -157,6 +157,10 @@ static uint32_t lookup(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access, 
 bool vtpu_mmu_span(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access, VtpuSpan *span)
 {
     uint32_t cause = lookup(x, va, len, access, span);
+
+    if (!cause && span->host && access != VTPU_ACCESS_WRITE) {
+        cause = vtpu_inject_ecc(x->core);
+    }
     return cause ? vtpu_fault(x, cause, access, va) : true;
 }
 
@@ -164,8 +168,14 @@ uint8_t *vtpu_mmu_direct(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access
 {
     VtpuSpan span;
 
-    if (len == 0 || lookup(x, va, len, access, &span) || span.len < len) {
+    /* A read that is to fail takes the other way, which can say why. */
+    if (len == 0 || (access != VTPU_ACCESS_WRITE &&
+                     vtpu_injecting(x->core, VTPU_INJECT_ECC_DOUBLE)) ||
+        lookup(x, va, len, access, &span) || span.len < len) {
         return NULL;
+    }
+    if (span.host && access != VTPU_ACCESS_WRITE) {
+        vtpu_inject_ecc(x->core);
     }
     return span.host;
 }
@@ -177,7 +187,8 @@ bool vtpu_bus_read(VtpuExec *x, uint64_t bus, void *buf, uint64_t len)
         if (vtpu_stopped(x->core)) {
             return false;
         }
-        if (!x->core->ops.dma_read(x->core->opaque, bus + done, (uint8_t *)buf + done, n)) {
+        if (vtpu_inject_dma_error(x->core) ||
+            !x->core->ops.dma_read(x->core->opaque, bus + done, (uint8_t *)buf + done, n)) {
             return vtpu_fault(x, VTPU_FAULT_BUS, VTPU_ACCESS_READ, bus + done);
         }
     }
@@ -191,7 +202,8 @@ bool vtpu_bus_write(VtpuExec *x, uint64_t bus, const void *buf, uint64_t len)
         if (vtpu_stopped(x->core)) {
             return false;
         }
-        if (!x->core->ops.dma_write(x->core->opaque, bus + done,
+        if (vtpu_inject_dma_error(x->core) ||
+            !x->core->ops.dma_write(x->core->opaque, bus + done,
                                     (const uint8_t *)buf + done, n)) {
             return vtpu_fault(x, VTPU_FAULT_BUS, VTPU_ACCESS_WRITE, bus + done);
         }

@@ -111,7 +111,7 @@ static int pick(VtpuCore *core, uint64_t now)
 {
     int best = -1;
 
-    for (unsigned i = 1; core->enabled && i <= VTPU_NUM_QUEUES; i++) {
+    for (unsigned i = 1; core->enabled && !core->resetting && i <= VTPU_NUM_QUEUES; i++) {
         unsigned q = (core->turn + i) % VTPU_NUM_QUEUES;
         if (has_work(&core->queue[q], now) &&
             (best < 0 || core->queue[q].priority > core->queue[best].priority)) {
@@ -160,13 +160,15 @@ static bool complete(VtpuExec *x, const uint8_t *entry, uint64_t fence_addr, uns
     if (stopped) {
         return false;
     }
-    memcpy(&fence, entry + VTPU_RING_FENCE, sizeof(fence));
-    if ((entry[VTPU_RING_FLAGS] & VTPU_RING_FLAG_FENCE) &&
-        !vtpu_bus_write(x, fence_addr, &fence, sizeof(fence))) {
-        return false;
+    if (entry[VTPU_RING_FLAGS] & VTPU_RING_FLAG_FENCE) {
+        memcpy(&fence, entry + VTPU_RING_FENCE, sizeof(fence));
+        fence = vtpu_inject_fence(core, fence);
+        if (!vtpu_bus_write(x, fence_addr, &fence, sizeof(fence))) {
+            return false;
+        }
     }
     if (entry[VTPU_RING_FLAGS] & VTPU_RING_FLAG_IRQ) {
-        core->ops.raise_irq(core->opaque, vector);
+        vtpu_raise_irq(core, vector);
     }
     return true;
 }

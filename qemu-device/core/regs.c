@@ -46,6 +46,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_STAT_INSTRUCTIONS:
     case VTPU_REG_STAT_BUSY_NS:
     case VTPU_REG_STAT_HBM_BYTES:
+    case VTPU_REG_STAT_ECC_CORRECTED:
         return 8;
     case VTPU_REG_ID:
     case VTPU_REG_VERSION:
@@ -131,6 +132,16 @@ static uint32_t status(const VtpuCore *core)
            (core->running >= 0 ? VTPU_STATUS_BUSY : 0);
 }
 
+static uint64_t instructions(const VtpuCore *core)
+{
+    uint64_t sum = 0;
+
+    for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
+        sum += atomic_load_explicit(&core->stat_engine[e], memory_order_relaxed);
+    }
+    return sum;
+}
+
 static uint64_t read_reg(VtpuCore *core, const Reg *reg)
 {
     if (reg->offset >= VTPU_QUEUE_OFFSET) {
@@ -170,11 +181,13 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     case VTPU_REG_STAT_PROGRAMS:
         return atomic_load_explicit(&core->stat_programs, memory_order_relaxed);
     case VTPU_REG_STAT_INSTRUCTIONS:
-        return atomic_load_explicit(&core->stat_instructions, memory_order_relaxed);
+        return instructions(core);
     case VTPU_REG_STAT_BUSY_NS:
         return atomic_load_explicit(&core->stat_busy_ns, memory_order_relaxed);
     case VTPU_REG_STAT_HBM_BYTES:
         return atomic_load_explicit(&core->stat_hbm_bytes, memory_order_relaxed);
+    case VTPU_REG_STAT_ECC_CORRECTED:
+        return atomic_load_explicit(&core->stat_ecc_corrected, memory_order_relaxed);
     case VTPU_REG_CTX_ROOT:
         return core->ctx_root[reg->index];
     default:
@@ -228,8 +241,6 @@ static bool write_queue(VtpuCore *core, const Reg *reg, uint64_t value)
             return false;
         }
         return !(value & ~(uint64_t)(VTPU_Q_CTRL_RESET | VTPU_Q_CTRL_ENABLE));
-    case VTPU_REG_Q_DOORBELL:
-        return vtpu_queue_doorbell(core, reg->index, (uint32_t)value);
     default:
         return write_queue_config(queue, reg, value);
     }
@@ -323,6 +334,9 @@ uint64_t vtpu_core_mmio_read(VtpuCore *core, uint64_t offset, unsigned size)
     uint64_t value = 0;
     bool ok = false;
 
+    if (vtpu_injecting(core, VTPU_INJECT_DEAD)) {
+        return size == 8 ? UINT64_MAX : UINT32_MAX;
+    }
     pthread_mutex_lock(&core->lock);
     if (size == 4) {
         ok = read_half(core, offset, &value);
@@ -340,13 +354,20 @@ uint64_t vtpu_core_mmio_read(VtpuCore *core, uint64_t offset, unsigned size)
 
 void vtpu_core_mmio_write(VtpuCore *core, uint64_t offset, uint64_t value, unsigned size)
 {
+    Reg reg = find_reg(offset);
     bool ok = false;
 
+    if (vtpu_injecting(core, VTPU_INJECT_DEAD)) {
+        return;
+    }
+    if (size == 4 && reg.offset == VTPU_REG_Q_DOORBELL) {
+        vtpu_core_doorbell(core, reg.index, (uint32_t)value);
+        return;
+    }
     pthread_mutex_lock(&core->lock);
     if (size == 4) {
         ok = write_half(core, offset, (uint32_t)value);
     } else if (size == 8) {
-        Reg reg = find_reg(offset);
         ok = reg.size == 8 && write_reg(core, &reg, value);
     }
     pthread_mutex_unlock(&core->lock);
@@ -359,6 +380,10 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail)
 {
     bool ok = false;
 
+    if (vtpu_injecting(core, VTPU_INJECT_DEAD)) {
+        return;
+    }
+    vtpu_core_trace(core, VTPU_EVENT_DOORBELL, queue, tail, 0);
     if (queue < VTPU_NUM_QUEUES) {
         pthread_mutex_lock(&core->lock);
         ok = vtpu_queue_doorbell(core, queue, tail);

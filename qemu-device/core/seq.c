@@ -92,18 +92,20 @@ static inline int choose(VtpuExec *x)
     return best == STEP_NONE && seq_ready(x) ? STEP_SEQ : best;
 }
 
-static inline void complete(VtpuExec *x, const struct vtpu_instr *in)
+static inline void complete(VtpuExec *x, const struct vtpu_instr *in, int engine)
 {
     if (in->signal) {
         x->counter[in->signal]++;
     }
-    vtpu_stat_add(&x->core->stat_instructions, 1);
+    vtpu_stat_add(&x->core->stat_engine[engine], 1);
 }
 
 static bool step_engine(VtpuExec *x, int engine)
 {
     VtpuEngine *e = &x->engine[engine];
     const VtpuIssued *i = &e->queue[e->head];
+    bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
+    uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
     bool ok;
 
     switch (engine) {
@@ -118,11 +120,11 @@ static bool step_engine(VtpuExec *x, int engine)
         break;
     }
     vtpu_dirty_flush(x);
-    if (!ok) {
+    if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
         return false;
     }
-    complete(x, &i->in->in);
+    complete(x, &i->in->in, engine);
     e->head = (e->head + 1) % VTPU_ENGINE_DEPTH;
     e->count--;
     x->pending--;
@@ -325,7 +327,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
     if (!taken && !*halt) {
         x->pc += VTPU_INSTR_BYTES;
     }
-    complete(x, &d->in);
+    complete(x, &d->in, VTPU_ENGINE_SEQ);
     return true;
 }
 
@@ -345,6 +347,33 @@ static bool deadlock(VtpuExec *x)
     return vtpu_fault(x, VTPU_FAULT_DEADLOCK, VTPU_ACCESS_NONE, 0);
 }
 
+/* What traces and injected hangs want to know of a step before it is made. */
+static bool watch(VtpuExec *x, int step)
+{
+    const VtpuDecoded *d = step == STEP_SEQ ? at_pc(x) : NULL;
+    uint32_t pc = x->pc;
+
+    if (step > STEP_SEQ) {
+        const VtpuEngine *e = &x->engine[step];
+        d = e->queue[e->head].in;
+        pc = e->queue[e->head].pc;
+    }
+    /* An engine's instruction is traced when it is executed, not when issued. */
+    if (x->traced && d && d->info->name && (step > STEP_SEQ || !d->info->engine)) {
+        vtpu_core_trace(x->core, VTPU_EVENT_INSTRUCTION, x->queue, d->in.opcode, pc);
+    }
+    return step != STEP_SEQ || vtpu_inject_hang_at(x, pc);
+}
+
+static void watch_if_wanted(VtpuExec *x)
+{
+    const VtpuCoreOps *ops = &x->core->ops;
+
+    x->traced = ops->trace && ops->trace_instructions &&
+                ops->trace_instructions(x->core->opaque);
+    x->watched = x->traced || vtpu_injecting(x->core, VTPU_INJECT_HANG_PC);
+}
+
 bool vtpu_seq_run(VtpuExec *x)
 {
     VtpuCore *core = x->core;
@@ -356,12 +385,19 @@ bool vtpu_seq_run(VtpuExec *x)
     x->pending = 0;
     x->order = 0;
     x->random = core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
+    watch_if_wanted(x);
     while (ok && !halt) {
-        if (atomic_load_explicit(&core->attention, memory_order_relaxed) &&
-            !vtpu_core_boundary(core)) {
-            return false;
+        if (atomic_load_explicit(&core->attention, memory_order_relaxed)) {
+            if (!vtpu_core_boundary(core)) {
+                return false;
+            }
+            watch_if_wanted(x);
         }
         int step = choose(x);
+        atomic_store_explicit(&core->last_pc, x->pc, memory_order_relaxed);
+        if (x->watched && !watch(x, step)) {
+            return false;
+        }
         ok = step == STEP_NONE  ? deadlock(x)
              : step == STEP_SEQ ? step_seq(x, &halt)
                                 : step_engine(x, step);

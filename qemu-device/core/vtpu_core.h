@@ -25,7 +25,27 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_BEGIN, /* a ring command: its op, its ring index */
     VTPU_EVENT_END,
     VTPU_EVENT_FAULT, /* cause, address */
+    VTPU_EVENT_DOORBELL, /* the tail, 0 */
+    VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
+    VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
 } VtpuCoreEvent;
+
+/* Faults on demand, and what their value is. A device reset ends the hangs alone. */
+typedef enum VtpuInjection {
+    VTPU_INJECT_HANG,          /* 1: the next program never ends, but by a reset */
+    VTPU_INJECT_HANG_PC,       /* the program that comes to this pc hangs there; UINT32_MAX none */
+    VTPU_INJECT_IRQ_LOSS,      /* how many interrupts to lose */
+    VTPU_INJECT_IRQ_DUPLICATE, /* how many interrupts to raise twice */
+    VTPU_INJECT_IRQ_SPURIOUS,  /* raises this vector now; then only remembered */
+    VTPU_INJECT_ECC_SINGLE,    /* how many reads of HBM have an error that is corrected */
+    VTPU_INJECT_ECC_DOUBLE,    /* how many reads of HBM have one that is not */
+    VTPU_INJECT_DMA_ERROR,     /* n: the nth bus transfer from now fails */
+    VTPU_INJECT_FENCE_CORRUPT, /* the next fence is written with these bits inverted */
+    VTPU_INJECT_RESET_STUCK,   /* 1: no reset of the device ends */
+    VTPU_INJECT_HBM_SLOW,      /* what moves data to or from memory takes so many times as long */
+    VTPU_INJECT_DEAD,          /* 1: registers read all ones, nothing happens; 0: as after a reset */
+    VTPU_NUM_INJECTIONS
+} VtpuInjection;
 
 /* What the machine asks of its surroundings. Each returns true on success. */
 typedef struct VtpuCoreOps {
@@ -43,6 +63,8 @@ typedef struct VtpuCoreOps {
     /* First and last thing on the thread that makes callbacks. May be NULL. */
     void (*thread_enter)(void *opaque);
     void (*thread_leave)(void *opaque);
+    /* Whether instructions are traced; asked as a program starts. NULL: no. */
+    bool (*trace_instructions)(void *opaque);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -77,9 +99,13 @@ void vtpu_core_reset(VtpuCore *core);
  * asks under the lock under which resets are started knows that it is stale.
  */
 bool vtpu_core_resetting(VtpuCore *core);
-/* Fault injection: the next RUN command never ends, until its queue or the device is reset. */
-void vtpu_core_inject_hang(VtpuCore *core, bool on);
-bool vtpu_core_hang_injected(VtpuCore *core);
+/* False: not a value of that fault. */
+bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
+/* The value as it is now, used up or not. */
+uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
+/* Queues, contexts and engines as lines of text, cut to size - 1 characters. */
+#define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
+void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
 /* Waits until no instruction and no callback is in progress; then parks there. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);

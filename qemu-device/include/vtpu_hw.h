@@ -64,6 +64,7 @@
 #define VTPU_REG_STAT_INSTRUCTIONS               0x0088
 #define VTPU_REG_STAT_BUSY_NS                    0x0090
 #define VTPU_REG_STAT_HBM_BYTES                  0x0098
+#define VTPU_REG_STAT_ECC_CORRECTED              0x00a0
 #define VTPU_REG_CTX_ROOT                        0x1000
 #define VTPU_REG_Q_RING_BASE                     0x4000
 #define VTPU_REG_Q_FENCE_ADDR                    0x4008
@@ -90,6 +91,13 @@
 #define VTPU_QUEUE_STATE_RUNNING                 2
 #define VTPU_QUEUE_STATE_FAULTED                 3
 #define VTPU_QUEUE_STATE_RESETTING               4
+#define VTPU_QUEUE_STATE_NAMES { \
+    [0] = "DISABLED", \
+    [1] = "READY", \
+    [2] = "RUNNING", \
+    [3] = "FAULTED", \
+    [4] = "RESETTING", \
+}
 
 /* enum fault */
 #define VTPU_FAULT_NONE                          0
@@ -107,6 +115,25 @@
 #define VTPU_FAULT_PC_RANGE                      12
 #define VTPU_FAULT_BAD_PAGE_TABLE                13
 #define VTPU_FAULT_BAD_CONTEXT                   14
+#define VTPU_FAULT_ECC                           15
+#define VTPU_FAULT_NAMES { \
+    [0] = "NONE", \
+    [1] = "ILLEGAL_INSTRUCTION", \
+    [2] = "BAD_OPERAND", \
+    [3] = "UNMAPPED", \
+    [4] = "PROTECTION", \
+    [5] = "BUS", \
+    [6] = "VMEM_RANGE", \
+    [7] = "INDEX_RANGE", \
+    [8] = "TRAP", \
+    [9] = "BAD_COMMAND", \
+    [10] = "BAD_RING", \
+    [11] = "DEADLOCK", \
+    [12] = "PC_RANGE", \
+    [13] = "BAD_PAGE_TABLE", \
+    [14] = "BAD_CONTEXT", \
+    [15] = "ECC", \
+}
 
 /* enum fmt */
 #define VTPU_FMT_NONE                            0
@@ -117,6 +144,16 @@
 #define VTPU_FMT_Q8_0                            8
 #define VTPU_FMT_Q4_0                            9
 #define VTPU_FMT_Q4_1                            10
+#define VTPU_FMT_NAMES { \
+    [0] = "NONE", \
+    [1] = "F32", \
+    [2] = "BF16", \
+    [3] = "F16", \
+    [4] = "I32", \
+    [8] = "Q8_0", \
+    [9] = "Q4_0", \
+    [10] = "Q4_1", \
+}
 
 /* Ring entries: byte offsets */
 #define VTPU_RING_FLAG_FENCE                     0x01u

@@ -12,6 +12,12 @@ enum vtpu_engine {
     VTPU_ENGINE_VPU = 3,
     VTPU_NUM_ENGINES
 };
+#define VTPU_ENGINE_NAMES { \
+    [0] = "SEQ", \
+    [1] = "DMA", \
+    [2] = "MXU", \
+    [3] = "VPU", \
+}
 
 /* Operand kinds, see vtpu.toml */
 enum vtpu_operand {

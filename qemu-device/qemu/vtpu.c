@@ -22,19 +22,14 @@
 #include "qemu/units.h"
 #include "qapi/error.h"
 #include "hw/pci/msix.h"
-#include "hw/pci/pci_device.h"
 #include "hw/pci/pcie.h"
 #include "hw/qdev-properties.h"
 #include "migration/vmstate.h"
-#include "qom/object.h"
-#include "system/hostmem.h"
 
-#include "core/vtpu_core.h"
 #include "include/vtpu_hw.h"
+#include "include/vtpu_isa.h"
 #include "trace.h"
-
-#define TYPE_VTPU "vtpu"
-OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
+#include "vtpu.h"
 
 #define VTPU_CAP_PM     0x40
 #define VTPU_CAP_MSIX   0x50
@@ -42,27 +37,6 @@ OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
 #define VTPU_EXT_AER    0x100
 
 #define VTPU_DOORBELL_PAGE 4096
-
-struct VtpuState {
-    PCIDevice parent_obj;
-
-    MemoryRegion bar0;
-    MemoryRegion regs;
-    MemoryRegion doorbells;
-    MemoryRegion hbm_ram;
-    MemoryRegion *hbm; /* hbm_ram, or the backend's */
-    VtpuCore *core;    /* under the BQL; NULL once unplugged */
-
-    /* Properties */
-    uint64_t hbm_size;
-    HostMemoryBackend *hbm_backend;
-    uint32_t threads;
-    char *isa_path;
-    uint64_t schedule_seed;
-
-    /* Injected faults, under the BQL */
-    uint32_t inject_irq_loss; /* interrupts to drop */
-};
 
 /* Callbacks of the machine, on its command thread */
 
@@ -104,12 +78,7 @@ static void vtpu_raise_irq(void *opaque, unsigned vector)
     VtpuState *s = opaque;
 
     bql_lock();
-    if (vtpu_is_stale(s)) {
-        /* drop */
-    } else if (s->inject_irq_loss) {
-        s->inject_irq_loss--;
-        trace_vtpu_irq_lost(s, vector);
-    } else {
+    if (!vtpu_is_stale(s)) {
         trace_vtpu_irq(s, vector);
         msix_notify(PCI_DEVICE(s), vector);
     }
@@ -128,6 +97,35 @@ static void vtpu_hbm_dirty(void *opaque, uint64_t offset, uint64_t len)
     memory_region_set_dirty(s->hbm, offset, len);
 }
 
+static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
+                                   uint64_t opcode, uint64_t pc)
+{
+    const struct vtpu_op_info *op = &vtpu_op_table[opcode];
+
+    switch (op->engine) {
+    case VTPU_ENGINE_SEQ:
+        trace_vtpu_instruction_seq(s, queue, pc, op->name);
+        break;
+    case VTPU_ENGINE_DMA:
+        trace_vtpu_instruction_dma(s, queue, pc, op->name);
+        break;
+    case VTPU_ENGINE_MXU:
+        trace_vtpu_instruction_mxu(s, queue, pc, op->name);
+        break;
+    default:
+        trace_vtpu_instruction_vpu(s, queue, pc, op->name);
+        break;
+    }
+}
+
+static bool vtpu_trace_instructions(void *opaque)
+{
+    return trace_event_get_state(TRACE_VTPU_INSTRUCTION_SEQ) ||
+           trace_event_get_state(TRACE_VTPU_INSTRUCTION_DMA) ||
+           trace_event_get_state(TRACE_VTPU_INSTRUCTION_MXU) ||
+           trace_event_get_state(TRACE_VTPU_INSTRUCTION_VPU);
+}
+
 static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
                        uint64_t a, uint64_t b)
 {
@@ -140,6 +138,15 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
         break;
     case VTPU_EVENT_FAULT:
         trace_vtpu_fault(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_DOORBELL:
+        trace_vtpu_doorbell(opaque, queue, a);
+        break;
+    case VTPU_EVENT_INSTRUCTION:
+        vtpu_trace_instruction(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_INJECTED:
+        trace_vtpu_injected(opaque, queue, a, b);
         break;
     }
 }
@@ -163,6 +170,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .trace = vtpu_trace,
     .thread_enter = vtpu_thread_enter,
     .thread_leave = vtpu_thread_leave,
+    .trace_instructions = vtpu_trace_instructions,
 };
 
 /*
@@ -214,7 +222,6 @@ static void vtpu_doorbell_write(void *opaque, hwaddr offset, uint64_t value,
         vtpu_guest_error(s, "write in a doorbell page beside its doorbell");
         return;
     }
-    trace_vtpu_doorbell(s, queue, value);
     if (s->core) {
         vtpu_core_doorbell(s->core, queue, value);
     }
@@ -402,37 +409,6 @@ static void vtpu_reset_hold(Object *obj, ResetType type)
     }
 }
 
-/* Properties that may change while the machine runs */
-
-static bool vtpu_get_inject_hang(Object *obj, Error **errp)
-{
-    VtpuState *s = VTPU(obj);
-
-    return s->core && vtpu_core_hang_injected(s->core);
-}
-
-static void vtpu_set_inject_hang(Object *obj, bool value, Error **errp)
-{
-    VtpuState *s = VTPU(obj);
-
-    if (!s->core) {
-        error_setg(errp, "vtpu: inject-hang is set on a running device");
-        return;
-    }
-    vtpu_core_inject_hang(s->core, value);
-}
-
-static void vtpu_instance_init(Object *obj)
-{
-    VtpuState *s = VTPU(obj);
-
-    object_property_add_uint32_ptr(obj, "inject-irq-loss",
-                                   &s->inject_irq_loss,
-                                   OBJ_PROP_FLAG_READWRITE);
-    object_property_set_description(obj, "inject-irq-loss",
-                                    "how many interrupts to lose from now on");
-}
-
 static const Property vtpu_properties[] = {
     DEFINE_PROP_SIZE("hbm-size", VtpuState, hbm_size, 1 * GiB),
     DEFINE_PROP_LINK("hbm-memdev", VtpuState, hbm_backend,
@@ -465,17 +441,13 @@ static void vtpu_class_init(ObjectClass *class, void *data)
     dc->vmsd = &vtpu_vmstate;
     device_class_set_props(dc, vtpu_properties);
     set_bit(DEVICE_CATEGORY_MISC, dc->categories);
-    object_class_property_add_bool(class, "inject-hang", vtpu_get_inject_hang,
-                                   vtpu_set_inject_hang);
-    object_class_property_set_description(class, "inject-hang",
-        "the next program never ends, until its queue or device is reset");
+    vtpu_monitor_class_init(class);
 }
 
 static const TypeInfo vtpu_info = {
     .name = TYPE_VTPU,
     .parent = TYPE_PCI_DEVICE,
     .instance_size = sizeof(VtpuState),
-    .instance_init = vtpu_instance_init,
     .class_init = vtpu_class_init,
     .interfaces = (InterfaceInfo[]) {
         { INTERFACE_PCIE_DEVICE },

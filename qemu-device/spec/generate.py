@@ -37,6 +37,12 @@ def define(name: str, value: object) -> str:
     return f"#define {name:<40} {value}"
 
 
+def names(enum: str, values: dict[str, int]) -> list[str]:
+    """An initialiser for an array of the names, by value."""
+    entries = [f'    [{v}] = "{k}", \\' for k, v in values.items()]
+    return [f"#define VTPU_{enum.upper()}_NAMES {{ \\", *entries, "}"]
+
+
 def imm64_mask(op: Spec) -> int:
     if "imm64" in op:
         return (1 << 64) - 1
@@ -79,6 +85,7 @@ def hw_header(spec: Spec) -> str:
     for enum, values in spec["enum"].items():
         lines += ["", f"/* enum {enum} */"]
         lines += [define(f"VTPU_{enum}_{k}".upper(), v) for k, v in values.items()]
+        lines += names(enum, values)
     lines += ["", "/* Ring entries: byte offsets */"]
     for flag, value in spec["ring"]["flags"].items():
         lines.append(define("VTPU_RING_FLAG_" + flag, f"0x{value:02x}u"))
@@ -113,6 +120,7 @@ def isa_header(spec: Spec) -> str:
         *[f"    VTPU_ENGINE_{e} = {i}," for i, e in enumerate(spec["isa"]["engines"])],
         "    VTPU_NUM_ENGINES",
         "};",
+        *names("engine", {e: i for i, e in enumerate(spec["isa"]["engines"])}),
         "",
         "/* Operand kinds, see vtpu.toml */",
         "enum vtpu_operand {",

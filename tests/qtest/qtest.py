@@ -32,10 +32,12 @@ def _defines() -> dict[str, int]:
 D = _defines()
 
 
-def wait_for(condition: Callable[[], bool], what: str) -> None:
+def wait_for(condition: Callable[[], bool], what: str, vtpu: Vtpu | None = None) -> None:
+    """With a device at hand, a condition that never comes is reported with its state."""
     end = time.monotonic() + LIMIT_S
     while not condition():
-        assert time.monotonic() < end, f"never: {what}"
+        if time.monotonic() > end:
+            raise AssertionError(f"never: {what}\n{vtpu.property('state') if vtpu else ''}")
 
 
 class _Lines:
@@ -126,6 +128,15 @@ class Qemu:
             if "return" in answer:
                 return answer["return"]
 
+    def trace(self, event: str) -> None:
+        """Writes a trace event, or a pattern of them, to the log from now on."""
+        self.qmp("trace-event-set-state", name=event, enable=True)
+
+    def traced(self, prefix: str) -> list[str]:
+        """The events so far whose names begin so, without the log's own prefix."""
+        text = self.log.read_text(errors="replace")
+        return re.findall(rf"^(?:\S+ )?({prefix}\S* .*)$", text, re.M)
+
     def command(self, words: str) -> list[str]:
         self._qtest.send(words)
         while True:
@@ -186,6 +197,7 @@ class Pci:
 
 
 COMMAND, COMMAND_MEMORY, COMMAND_MASTER = 0x04, 2, 4
+DEVICE = "/machine/peripheral/tpu"
 ROOT_PORT = ("-device", "pcie-root-port,id=rp,bus=pcie.0,addr=4,chassis=1")
 REGS, DOORBELLS, HBM_BAR = 0xC000_0000, 0xC010_0000, 0x80_0000_0000
 MSIX_DATA_AT = 0x1F0_0000  # vector v's message lands in RAM at + 4 * v
@@ -200,6 +212,7 @@ class Vtpu:
         self.qemu = qemu
         self.port, self.pci = Pci(qemu, 0, 4), Pci(qemu, 1, 0)
         self.setup()
+        self.wait_reset()  # of power-on: what is written before it ends is lost
 
     def setup(self) -> None:
         port, pci = self.port, self.pci
@@ -239,7 +252,7 @@ class Vtpu:
         self.qemu.store(MSIX_DATA_AT + 4 * vector, 0, 4)
 
     def wait_interrupt(self, vector: int) -> None:
-        wait_for(lambda: self.interrupted(vector), f"vector {vector}")
+        wait_for(lambda: self.interrupted(vector), f"vector {vector}", self)
         self.clear_interrupt(vector)
 
     def read(self, offset: int, size: int = 4) -> int:
@@ -253,6 +266,16 @@ class Vtpu:
 
     def set(self, name: str, value: int, size: int = 4) -> None:
         self.write(D[f"REG_{name}"], value, size)
+
+    def property(self, name: str) -> Any:
+        return self.qemu.qmp("qom-get", path=DEVICE, property=name)
+
+    def inject(self, fault: str, value: int | bool) -> None:
+        self.qemu.qmp("qom-set", path=DEVICE, property=f"inject-{fault}", value=value)
+
+    def wait_injected(self, fault: str, value: int | bool = 0) -> None:
+        """Until the fault has been used up."""
+        wait_for(lambda: self.property(f"inject-{fault}") == value, f"inject-{fault}")
 
     def wait_reset(self) -> None:
         wait_for(lambda: not self.reg("STATUS") & D["STATUS_RESETTING"], "reset")
@@ -348,7 +371,13 @@ class Queue:
     def do(self, command: str, payload: bytes = b"") -> None:
         """Ends with the interrupt, which comes after the fence."""
         fence = self.push(command, payload)
-        self.vtpu.wait_interrupt(self.vector)
+        wait_for(
+            lambda: self.vtpu.interrupted(self.vector) or self.state == "FAULTED",
+            f"vector {self.vector}",
+            self.vtpu,
+        )
+        assert self.state != "FAULTED", self.cause
+        self.vtpu.clear_interrupt(self.vector)
         assert self.fence == fence
 
     def expect_fault(self, command: str, payload: bytes = b"") -> str:

@@ -132,16 +132,6 @@ def test_power_state_d3_and_back(vtpu: Vtpu) -> None:
     assert vtpu.reg("TEST_SCRATCH") == 99  # No_Soft_Reset
 
 
-def test_lost_interrupts_are_injected(vtpu: Vtpu) -> None:
-    path = "/machine/peripheral/tpu"
-    vtpu.qemu.qmp("qom-set", path=path, property="inject-irq-loss", value=1)
-    queue = Queue(vtpu, 0)
-    queue.push("NOP")
-    wait_for(lambda: vtpu.qemu.qmp("qom-get", path=path, property="inject-irq-loss") == 0, "loss")
-    assert queue.fence == 1 and not vtpu.interrupted(1)
-    queue.do("NOP")
-
-
 def test_doorbell_page(vtpu: Vtpu) -> None:
     vtpu.qemu.store(DOORBELLS + 4, 1, 4)  # beside the doorbell
     vtpu.qemu.store(DOORBELLS + 31 * 4096, 1, 4)  # of a disabled queue

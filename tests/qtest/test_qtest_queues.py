@@ -130,21 +130,6 @@ def test_no_dma_into_own_registers(vtpu: Vtpu, space: AddressSpace, target: int)
     assert vtpu.reg("TEST_SCRATCH") == 0
 
 
-def test_hang_and_queue_reset(vtpu: Vtpu, space: AddressSpace) -> None:
-    path = "/machine/peripheral/tpu"
-    vtpu.qemu.qmp("qom-set", path=path, property="inject-hang", value=True)
-    code = program()
-    va = _code(vtpu, space, code)
-    queue, other = Queue(vtpu, 0), Queue(vtpu, 1)
-    queue.push("RUN", queue.run(va, len(code)))
-    wait_for(lambda: not vtpu.qemu.qmp("qom-get", path=path, property="inject-hang"), "hang")
-    assert queue.state == "RUNNING" and queue.fence == 0
-    queue.reset()
-    other.do("NOP")
-    again = Queue(vtpu, 0)
-    again.do("RUN", again.run(va, len(code)))
-
-
 def test_reset_while_a_program_runs(vtpu: Vtpu, space: AddressSpace) -> None:
     """After a function-level reset, nothing of before it is written."""
     queue = Queue(vtpu, 0)

@@ -33,13 +33,23 @@ def _defines() -> dict[str, int]:
     return {name: int(value, 0) for name, value in found}
 
 
+def _injections() -> list[str]:
+    """The names of enum VtpuInjection, in order."""
+    header = Path(__file__).parents[3] / "qemu-device" / "core" / "vtpu_core.h"
+    return re.findall(r"^    VTPU_INJECT_(\w+),", header.read_text(), re.M)
+
+
 D = _defines()
+INJECTIONS = _injections()
+EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _Irq = c.CFUNCTYPE(None, c.c_void_p, c.c_uint)
 _Error = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p)
 _Dirty = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64, c.c_uint64)
+_Trace = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_uint, c.c_uint64, c.c_uint64)
+_WantsTrace = c.CFUNCTYPE(c.c_bool, c.c_void_p)
 
 
 class _Ops(c.Structure):
@@ -49,9 +59,10 @@ class _Ops(c.Structure):
         ("raise_irq", _Irq),
         ("guest_error", _Error),
         ("hbm_dirty", _Dirty),
-        ("trace", c.c_void_p),
+        ("trace", _Trace),
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
+        ("trace_instructions", _WantsTrace),
     )
 
 
@@ -74,7 +85,11 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_core_mmio_write.argtypes = [c.c_void_p, c.c_uint64, c.c_uint64, c.c_uint]
     lib.vtpu_core_doorbell.argtypes = [c.c_void_p, c.c_uint, c.c_uint32]
     lib.vtpu_core_isa_path.restype = c.c_char_p
-    lib.vtpu_core_inject_hang.argtypes = [c.c_void_p, c.c_bool]
+    lib.vtpu_core_inject.restype = c.c_bool
+    lib.vtpu_core_inject.argtypes = [c.c_void_p, c.c_int, c.c_uint64]
+    lib.vtpu_core_injected.restype = c.c_uint64
+    lib.vtpu_core_injected.argtypes = [c.c_void_p, c.c_int]
+    lib.vtpu_core_describe.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t]
     for name in ("free", "reset", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
     return lib
@@ -107,6 +122,8 @@ class Machine:
         self.errors: list[str] = []
         self.dirty: list[tuple[int, int]] = []
         self.irqs: list[int] = []
+        self.events: list[tuple[str, int, int, int]] = []  # event, queue, a, b
+        self.trace_instructions = False
         self._irq_seen = threading.Condition()
         self.on_dma: Callable[[str, int, int], None] | None = None
         self._ops = _Ops(
@@ -115,9 +132,10 @@ class Machine:
             _Irq(self._irq),
             _Error(self._error),
             _Dirty(self._hbm_dirty),
+            _Trace(self._trace),
             None,
             None,
-            None,
+            _WantsTrace(lambda _: self.trace_instructions),
         )
         self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
         error = c.c_char_p()
@@ -177,6 +195,9 @@ class Machine:
     def _hbm_dirty(self, _: Any, offset: int, size: int) -> None:
         self.dirty.append((offset, size))
 
+    def _trace(self, _: Any, event: int, queue: int, a: int, b: int) -> None:
+        self.events.append((EVENTS[event], queue, a, b))
+
     # --- registers ---
 
     def read(self, offset: int, size: int = 4) -> int:
@@ -200,8 +221,17 @@ class Machine:
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
 
-    def inject_hang(self) -> None:
-        self.lib.vtpu_core_inject_hang(self._core, True)
+    def inject(self, fault: str, value: int) -> bool:
+        """False: the machine refuses the value."""
+        return bool(self.lib.vtpu_core_inject(self._core, INJECTIONS.index(fault), value))
+
+    def injected(self, fault: str) -> int:
+        return int(self.lib.vtpu_core_injected(self._core, INJECTIONS.index(fault)))
+
+    def describe(self, size: int = 16384) -> str:
+        text = c.create_string_buffer(size)
+        self.lib.vtpu_core_describe(self._core, text, size)
+        return text.value.decode()
 
     @property
     def isa(self) -> str:

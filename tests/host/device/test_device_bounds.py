@@ -106,7 +106,7 @@ def test_another_contexts_invalidation_waits_for_no_program(machine: Machine, qu
     """Nor for an injected hang, which looks at its own."""
     for hang in (False, True):
         if hang:
-            machine.inject_hang()
+            machine.inject("HANG", 1)
         queue.push(
             "RUN", queue.run_payload(program(*([] if hang else [_matmul(1 << 17, 1 << 18)])))
         )

@@ -156,7 +156,7 @@ def _disturb(rng: random.Random, machine: Machine, queues: list[Queue]) -> None:
         if rng.random() < 0.1:
             machine.doorbell(rng.randrange(40), rng.choice(WORDS) & 0xFFFFFFFF)
         if rng.random() < 0.05:
-            machine.inject_hang()
+            machine.inject("HANG", 1)
         if rng.random() < 0.1:
             queue = rng.choice(queues)
             queue.set("CTRL", D["Q_CTRL_RESET"])

@@ -235,20 +235,6 @@ def test_device_reset_stops_an_endless_program(machine: Machine, queue: Queue) -
     Queue(machine).do("NOP")
 
 
-def test_an_injected_hang_ends_with_a_reset(machine: Machine, queue: Queue) -> None:
-    other = Queue(machine, 1)
-    machine.inject_hang()
-    queue.push("RUN", queue.run_payload(program()))
-    queue.ring_doorbell()
-    machine.wait_for(lambda: queue.state == "RUNNING", "hanging")
-    fence = other.push("NOP")
-    other.ring_doorbell()
-    assert machine.reg("STAT_PROGRAMS", 8) == 0 and other.fence == 0
-    queue.restart()
-    other.wait(fence)
-    queue.run(program())
-
-
 def test_invalidation_waits_for_an_instruction_boundary(machine: Machine, queue: Queue) -> None:
     """A running program cannot use a mapping after TLB_PENDING has cleared."""
     page, other_page = machine.place(struct.pack("<Q", 0)), machine.place(struct.pack("<Q", 1))

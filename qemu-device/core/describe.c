@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * The state of the machine in words, for whoever looks at it from outside. The
+ * state is copied with the lock held and written out without it.
+ */
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "machine.h"
+
+typedef struct Text {
+    char *at;
+    size_t left;
+} Text;
+
+__attribute__((format(printf, 2, 3))) static void put(Text *text, const char *format, ...)
+{
+    va_list args;
+
+    va_start(args, format);
+    int n = vsnprintf(text->at, text->left, format, args);
+    va_end(args);
+    size_t written = n < 0 ? 0 : (size_t)n < text->left ? (size_t)n : text->left - 1;
+    text->at += written;
+    text->left -= written;
+}
+
+static const char *name_of(const char *const names[], size_t count, uint32_t value)
+{
+    return value < count && names[value] ? names[value] : "?";
+}
+#define NAME_OF(names, value) name_of(names, sizeof(names) / sizeof(*(names)), value)
+
+static void put_queue(Text *text, unsigned q, const VtpuQueue *queue)
+{
+    static const char *const states[] = VTPU_QUEUE_STATE_NAMES;
+    static const char *const faults[] = VTPU_FAULT_NAMES;
+
+    put(text, "queue %u: %s, context %u, priority %u, vector %u, head %u, tail %u%s", q,
+        NAME_OF(states, queue->state), queue->context, queue->priority, queue->vector,
+        queue->head, queue->tail, queue->holding ? ", waits for a word" : "");
+    if (queue->fault.cause) {
+        put(text, ", fault %s access %u address 0x%" PRIx64 " pc 0x%x entry %u",
+            NAME_OF(faults, queue->fault.cause), queue->fault.access, queue->fault.addr,
+            queue->fault.pc, queue->fault_entry);
+    }
+    put(text, "\n");
+}
+
+void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
+{
+    static const char *const engines[] = VTPU_ENGINE_NAMES;
+    VtpuQueue queue[VTPU_NUM_QUEUES];
+    uint64_t root[VTPU_NUM_CONTEXTS];
+    Text text = { out, size };
+
+    pthread_mutex_lock(&core->lock);
+    memcpy(queue, core->queue, sizeof(queue));
+    memcpy(root, core->ctx_root, sizeof(root));
+    bool enabled = core->enabled, resetting = core->resetting;
+    int running = core->running;
+    uint32_t resets = core->reset_count;
+    pthread_mutex_unlock(&core->lock);
+
+    put(&text, "device: %s, %u resets", resetting ? "resetting" : enabled ? "ready" : "disabled",
+        resets);
+    if (running >= 0) {
+        put(&text, ", serves queue %d, last pc 0x%x", running, atomic_load(&core->last_pc));
+    }
+    put(&text, "\n");
+    for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
+        put(&text, "engine %s: %" PRIu64 " instructions\n", NAME_OF(engines, e),
+            atomic_load_explicit(&core->stat_engine[e], memory_order_relaxed));
+    }
+    for (unsigned c = 0; c < VTPU_NUM_CONTEXTS; c++) {
+        if (root[c]) {
+            put(&text, "context %u: root 0x%" PRIx64 "%s\n", c, root[c] & ~(uint64_t)VTPU_CTX_VALID,
+                root[c] & VTPU_CTX_VALID ? "" : " (not valid)");
+        }
+    }
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        if (queue[q].state != VTPU_QUEUE_STATE_DISABLED) {
+            put_queue(&text, q, &queue[q]);
+        }
+    }
+}

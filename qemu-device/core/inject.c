@@ -1,0 +1,191 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * Faults on demand. Each kind has one value, set by callers and used up by the
+ * command thread; a bit of `inject_armed` says that it is worth a look, so that
+ * a machine without injections pays one load of a word that never changes.
+ */
+#include <time.h>
+
+#include "machine.h"
+
+static bool legal(VtpuInjection what, uint64_t value)
+{
+    switch (what) {
+    case VTPU_INJECT_HANG:
+    case VTPU_INJECT_RESET_STUCK:
+    case VTPU_INJECT_DEAD:
+        return value <= 1;
+    case VTPU_INJECT_HANG_PC:
+        return value == VTPU_PC_NONE ||
+               (value < VTPU_MAX_CODE_BYTES && value % VTPU_INSTR_BYTES == 0);
+    case VTPU_INJECT_IRQ_SPURIOUS:
+        return value < VTPU_NUM_MSIX;
+    case VTPU_INJECT_HBM_SLOW:
+        return value >= 1 && value <= 1u << 20;
+    default:
+        return true;
+    }
+}
+
+/* Lock held. */
+static void set(VtpuCore *core, VtpuInjection what, uint64_t value)
+{
+    uint64_t idle = what == VTPU_INJECT_HANG_PC ? VTPU_PC_NONE : what == VTPU_INJECT_HBM_SLOW;
+
+    core->inject[what] = value;
+    if (value == idle) {
+        atomic_fetch_and(&core->inject_armed, ~(1u << what));
+    } else {
+        atomic_fetch_or(&core->inject_armed, 1u << what);
+    }
+}
+
+void vtpu_inject_init(VtpuCore *core)
+{
+    core->inject[VTPU_INJECT_HANG_PC] = VTPU_PC_NONE;
+    core->inject[VTPU_INJECT_HBM_SLOW] = 1;
+}
+
+void vtpu_inject_reset(VtpuCore *core)
+{
+    set(core, VTPU_INJECT_HANG, 0);
+    set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
+}
+
+bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value)
+{
+    if (what >= VTPU_NUM_INJECTIONS || !legal(what, value)) {
+        return false;
+    }
+    pthread_mutex_lock(&core->lock);
+    set(core, what, value);
+    if (what == VTPU_INJECT_IRQ_SPURIOUS) {
+        core->irqs |= 1ull << value;
+    } else if (what == VTPU_INJECT_DEAD && value) {
+        vtpu_core_start_reset(core); /* what it was doing is lost */
+    }
+    /* The command thread may be in a pause, or before a reset that was stuck. */
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+    return true;
+}
+
+uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what)
+{
+    pthread_mutex_lock(&core->lock);
+    uint64_t value = what < VTPU_NUM_INJECTIONS ? core->inject[what] : 0;
+    pthread_mutex_unlock(&core->lock);
+    return value;
+}
+
+/* Takes `most` off the value, down to zero; returns what it was. */
+static uint64_t use(VtpuCore *core, VtpuInjection what, uint64_t most)
+{
+    if (!vtpu_injecting(core, what)) {
+        return 0;
+    }
+    pthread_mutex_lock(&core->lock);
+    uint64_t value = core->inject[what];
+    set(core, what, value > most ? value - most : 0);
+    pthread_mutex_unlock(&core->lock);
+    if (value) {
+        vtpu_core_trace(core, VTPU_EVENT_INJECTED, core->exec.queue, what, value);
+    }
+    return value;
+}
+
+void vtpu_raise_irq(VtpuCore *core, unsigned vector)
+{
+    if (vtpu_injecting(core, VTPU_INJECT_DEAD) || use(core, VTPU_INJECT_IRQ_LOSS, 1)) {
+        return;
+    }
+    core->ops.raise_irq(core->opaque, vector);
+    if (use(core, VTPU_INJECT_IRQ_DUPLICATE, 1)) {
+        core->ops.raise_irq(core->opaque, vector);
+    }
+}
+
+uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence)
+{
+    return fence ^ use(core, VTPU_INJECT_FENCE_CORRUPT, UINT64_MAX);
+}
+
+bool vtpu_inject_dma_error(VtpuCore *core)
+{
+    return use(core, VTPU_INJECT_DMA_ERROR, 1) == 1;
+}
+
+uint32_t vtpu_inject_ecc(VtpuCore *core)
+{
+    if (use(core, VTPU_INJECT_ECC_SINGLE, 1)) {
+        vtpu_stat_add(&core->stat_ecc_corrected, 1);
+    }
+    return use(core, VTPU_INJECT_ECC_DOUBLE, 1) ? VTPU_FAULT_ECC : VTPU_FAULT_NONE;
+}
+
+/*
+ * Stays between two instructions until `until`, or while `what` is armed if
+ * that is shorter, and meanwhile serves what callers ask; false: stopped.
+ */
+static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
+{
+    VtpuCore *core = x->core;
+    struct timespec end = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
+
+    for (;;) {
+        if (!vtpu_core_boundary(core)) {
+            return false;
+        }
+        if (vtpu_now_ns() >= until || (what < VTPU_NUM_INJECTIONS && !vtpu_injecting(core, what))) {
+            return true;
+        }
+        pthread_mutex_lock(&core->lock);
+        if (!atomic_load(&core->attention)) {
+            pthread_cond_timedwait(&core->wake, &core->lock, &end);
+        }
+        pthread_mutex_unlock(&core->lock);
+    }
+}
+
+bool vtpu_inject_hang(VtpuExec *x)
+{
+    bool hangs = use(x->core, VTPU_INJECT_HANG, 1);
+
+    return !hangs || pause_here(x, UINT64_MAX, VTPU_NUM_INJECTIONS);
+}
+
+bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
+{
+    VtpuCore *core = x->core;
+
+    if (!vtpu_injecting(core, VTPU_INJECT_HANG_PC)) {
+        return true;
+    }
+    pthread_mutex_lock(&core->lock);
+    bool hangs = core->inject[VTPU_INJECT_HANG_PC] == pc;
+    if (hangs) {
+        set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (!hangs) {
+        return true;
+    }
+    vtpu_core_trace(core, VTPU_EVENT_INJECTED, x->queue, VTPU_INJECT_HANG_PC, pc);
+    return pause_here(x, UINT64_MAX, VTPU_NUM_INJECTIONS);
+}
+
+uint64_t vtpu_inject_slow_begin(const VtpuCore *core)
+{
+    return vtpu_injecting(core, VTPU_INJECT_HBM_SLOW) ? vtpu_now_ns() : 0;
+}
+
+bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
+{
+    if (!begin) {
+        return true;
+    }
+    uint64_t now = vtpu_now_ns();
+    uint64_t factor = vtpu_core_injected(x->core, VTPU_INJECT_HBM_SLOW);
+    return pause_here(x, now + (now - begin) * (factor - 1), VTPU_INJECT_HBM_SLOW);
+}
