@@ -749,14 +749,14 @@ def test_a_stop_string_ends_the_sequence_in_the_engine(
         for _ in range(2):
             assert gate.entered.acquire(timeout=60)
             gate.step()
-        assert gate.entered.acquire(timeout=60)
-        # The third step stands still, yet the answer is complete.
+        # A third step, if the engine began one before it was told, stands still;
+        # yet the answer is complete.
         status, value = answer.result()
     assert status == 200 and value["choices"][0]["text"] == ""
     assert value["usage"]["completion_tokens"] == 2
     gate.open()
     server.wait_idle()
-    assert len(runner.plans) == 3
+    assert len(runner.plans) in (2, 3)
 
 
 def test_a_client_that_leaves_the_queue(make_server: MakeServer) -> None:
