@@ -620,20 +620,31 @@ class Gate:
 def test_many_concurrent_streams_under_block_pressure(
     make_server: MakeServer, tokenizer: Tokenizer
 ) -> None:
-    server = make_server(FakeRunner(num_blocks=24), SchedulerConfig(8, 64), max_model_len=300)
+    runner = FakeRunner(num_blocks=24)
+    gate = Gate(runner)
+    server = make_server(runner, SchedulerConfig(8, 64), max_model_len=300)
     prompts = [f"Request number {i}: " + "go " * (i * 5 % 40) for i in range(24)]
 
     def ask(prompt: str) -> str:
         return streamed(api, model="fake", prompt=prompt, max_tokens=60, temperature=0)[0]
 
     with client_of(server) as api, concurrent.futures.ThreadPoolExecutor(24) as pool:
-        texts = list(pool.map(ask, prompts))
+        answers = pool.map(ask, prompts)
+        # The first step waits for all to arrive: else they might come one by one,
+        # and never be short of blocks.
+        assert gate.entered.acquire(timeout=60)
+        engine = server.frontend.engine
+        scheduler = engine.scheduler
+        assert scheduler is not None
+        begun = len(scheduler.running) + len(scheduler.waiting)
+        eventually(lambda: begun + len(engine._inbox) == len(prompts))
+        gate.open()
+        texts = list(answers)
     for prompt, text in zip(prompts, texts, strict=True):
         ids = oracle(tokenizer.encode(prompt), 60, SamplingParams(0.0))
         assert text == tokenizer.decode(ids)
     server.wait_idle()
-    scheduler = server.frontend.engine.scheduler
-    assert scheduler is not None and scheduler.num_preemptions > 0
+    assert scheduler.num_preemptions > 0
 
 
 def test_full_queue_is_429(make_server: MakeServer) -> None:
