@@ -680,13 +680,14 @@ def test_a_failed_step_ends_its_requests_and_nothing_else(
     make_server: MakeServer,
 ) -> None:
     runner = FakeRunner()
-    broken: list[BaseException] = [RuntimeError("queue 0: page fault at 0xdead000")]
+    fault = RuntimeError("queue 0: page fault at 0xdead000")
+    outcomes: Iterator[BaseException | None] = iter([fault])  # of the steps to come
 
-    def fault(plan: StepPlan) -> None:
-        if broken:
-            raise broken.pop()
+    def before_step(plan: StepPlan) -> None:
+        if error := next(outcomes, None):
+            raise error
 
-    runner.before_step = fault
+    runner.before_step = before_step
     server = make_server(runner)
     with client_of(server) as client:
         with pytest.raises(openai.InternalServerError, match="page fault"):
@@ -696,14 +697,17 @@ def test_a_failed_step_ends_its_requests_and_nothing_else(
         again = client.completions.create(model="fake", prompt="x", temperature=0)
         assert good.choices[0].text == again.choices[0].text
         # In the middle of a stream it is an error event.
+        outcomes = iter([*[None] * 20, TimeoutError("hang")])
         seen = ""
         with pytest.raises(openai.APIError, match="hang"):
             for chunk in client.completions.create(
-                model="fake", prompt="x", max_tokens=400, stream=True
+                model="fake",
+                prompt="x",
+                max_tokens=400,
+                stream=True,
+                extra_body={"ignore_eos": True},
             ):
                 seen += chunk.choices[0].text
-                if not broken:
-                    broken.append(TimeoutError("hang"))
         assert seen
     server.wait_idle()
 
