@@ -7,13 +7,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "machine.h"
-
-#define HUGE_PAGE (2u << 20)
-#define VMEM_MAP_BYTES (VTPU_VMEM_BYTES + HUGE_PAGE)
 
 uint64_t vtpu_now_ns(void)
 {
@@ -49,9 +45,7 @@ static void apply_context(VtpuCore *core, unsigned context)
     vtpu_tlb_flush(&core->tlb[context]);
     if (core->root[context] != core->ctx_root[context]) {
         core->root[context] = core->ctx_root[context];
-        if (core->vmem_owner == (int)context) {
-            core->vmem_owner = -1; /* the number may get a new owner */
-        }
+        vtpu_vmem_disown(core, context);
     }
 }
 
@@ -70,7 +64,7 @@ static void finish_reset(VtpuCore *core)
     memset(core->ctx_root, 0, sizeof(core->ctx_root));
     core->context_changed = UINT64_MAX;
     apply_contexts(core);
-    core->vmem_owner = -1;
+    vtpu_vmem_disown_all(core);
     core->err_queues = core->scratch = 0;
     core->irqs = 0;
     core->enabled = false;
@@ -230,29 +224,17 @@ static void destroy(VtpuCore *core)
 {
     vtpu_pool_free(core->pool);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
-        free(core->exec.buffer[i].data);
+        free(core->buffer[i].data);
+    }
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        vtpu_command_drop(&core->exec[q]);
     }
     vtpu_program_free_all(core);
-    munmap(core->vmem_map, VMEM_MAP_BYTES);
+    vtpu_vmem_free_all(core);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
     free(core);
-}
-
-/* On huge pages where the host gives them. */
-static bool map_vmem(VtpuCore *core)
-{
-    void *map = mmap(NULL, VMEM_MAP_BYTES, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (map == MAP_FAILED) {
-        return false;
-    }
-    core->vmem_map = map;
-    core->vmem = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-    madvise(core->vmem, VTPU_VMEM_BYTES, MADV_HUGEPAGE);
-    return true;
 }
 
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
@@ -265,7 +247,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         return NULL;
     }
     VtpuCore *core = calloc(1, sizeof(*core));
-    if (!core || !map_vmem(core)) {
+    if (!core || !vtpu_vmem_init(core)) {
         free(core);
         *error = "out of memory";
         return NULL;
@@ -278,9 +260,11 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->threads = config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;
     core->running = -1;
-    core->vmem_owner = -1;
     core->busy = true;
-    core->exec.core = core;
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        core->exec[q].core = core;
+        core->exec[q].queue = q;
+    }
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
     vtpu_queue_clear_all(core);
