@@ -115,7 +115,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
-    while (core->park && !core->exiting) {
+    while (core->park && !core->exiting && !core->stepped) {
         core->parked = true;
         pthread_cond_broadcast(&core->changed);
         pthread_cond_wait(&core->wake, &core->lock);
@@ -157,7 +157,7 @@ void vtpu_core_quiesce(VtpuCore *core)
     core->park = true;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
-    while (!core->parked) {
+    while (!core->parked && !core->stepped) {
         pthread_cond_wait(&core->changed, &core->lock);
     }
     pthread_mutex_unlock(&core->lock);
@@ -206,8 +206,8 @@ static bool start_threads(VtpuCore *core)
     sigset_t all, old;
 
     core->pool = vtpu_pool_new(core->threads, &core->stop);
-    if (!core->pool) {
-        return false;
+    if (!core->pool || core->stepped) {
+        return core->pool != NULL;
     }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -257,10 +257,11 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->hbm = config->hbm;
     core->hbm_bytes = config->hbm_bytes;
     core->kernels = vtpu_kernels_get(config->isa_path);
-    core->threads = config->threads ? config->threads : host_threads();
+    core->stepped = config->stepped;
+    core->threads = config->stepped ? 1 : config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;
     core->running = -1;
-    core->busy = true;
+    core->busy = !config->stepped;
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
         core->exec[q].core = core;
         core->exec[q].queue = q;
@@ -293,6 +294,8 @@ void vtpu_core_free(VtpuCore *core)
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
-    pthread_join(core->thread, NULL);
+    if (!core->stepped) {
+        pthread_join(core->thread, NULL);
+    }
     destroy(core);
 }
