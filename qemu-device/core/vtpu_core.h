@@ -65,6 +65,8 @@ typedef struct VtpuCoreOps {
     void (*thread_leave)(void *opaque);
     /* Whether instructions are traced; asked as a program starts. NULL: no. */
     bool (*trace_instructions)(void *opaque);
+    /* After vtpu_core_park(): at rest now. May be NULL. */
+    void (*parked)(void *opaque);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -106,7 +108,12 @@ uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 /* Queues, contexts and engines as lines of text, cut to size - 1 characters. */
 #define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
 void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
-/* Waits until no instruction and no callback is in progress; then parks there. */
+/*
+ * Asks the machine to come to rest between two instructions and to stay there,
+ * and returns; `parked` says when. It makes no callback after that one.
+ */
+void vtpu_core_park(VtpuCore *core);
+/* The same, and waits for it. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 
