@@ -74,6 +74,7 @@ class _Config(c.Structure):
         ("threads", c.c_uint),
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
+        ("stepped", c.c_bool),
     )
 
 
