@@ -63,6 +63,7 @@ class _Ops(c.Structure):
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
+        ("parked", c.c_void_p),
     )
 
 
@@ -137,6 +138,7 @@ class Machine:
             None,
             None,
             _WantsTrace(lambda _: self.trace_instructions),
+            None,
         )
         self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
         error = c.c_char_p()
