@@ -51,6 +51,7 @@ void vtpu_command_drop(VtpuExec *x)
     vtpu_vmem_give_back(x->core, x->vmem);
     x->program = NULL;
     x->vmem = NULL;
+    atomic_store_explicit(&x->last_pc, VTPU_PC_NONE, memory_order_relaxed);
 }
 
 /* Everything of a RUN up to its first instruction. */
@@ -84,7 +85,8 @@ static bool begin_program(VtpuExec *x)
     }
     x->pc = start;
     vtpu_seq_start(x);
-    return vtpu_inject_hang(x);
+    vtpu_inject_hang(x);
+    return true;
 }
 
 static VtpuOutcome run(VtpuExec *x)
@@ -97,12 +99,16 @@ static VtpuOutcome run(VtpuExec *x)
         outcome = vtpu_seq_run(x);
         vtpu_pool_set_active(core->pool, false);
     }
+    if (outcome == VTPU_OUTCOME_PREEMPTED) {
+        return outcome;
+    }
     if (outcome == VTPU_OUTCOME_DONE) {
         vtpu_stat_add(&core->stat_programs, 1);
     }
     pthread_mutex_lock(&core->lock);
     vtpu_command_drop(x);
     pthread_mutex_unlock(&core->lock);
+    vtpu_vmem_trim(core);
     return outcome;
 }
 

@@ -38,6 +38,15 @@ void vtpu_core_kick(VtpuCore *core)
     pthread_cond_signal(&core->wake);
 }
 
+void vtpu_core_wait_attention(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    while (!atomic_load(&core->attention)) {
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+}
+
 /* Lock held; nothing runs in the context, or it is the command thread that asks. */
 static void apply_context(VtpuCore *core, unsigned context)
 {
@@ -61,6 +70,7 @@ static void apply_contexts(VtpuCore *core)
 static void finish_reset(VtpuCore *core)
 {
     vtpu_queue_clear_all(core);
+    vtpu_sched_reset(core);
     memset(core->ctx_root, 0, sizeof(core->ctx_root));
     core->context_changed = UINT64_MAX;
     apply_contexts(core);
@@ -118,6 +128,9 @@ static void rest(VtpuCore *core)
             pthread_cond_wait(&core->wake, &core->lock);
             continue;
         }
+        if (core->running >= 0) {
+            vtpu_sched_end(core); /* what it rests is not its time */
+        }
         core->parked = true;
         pthread_cond_broadcast(&core->changed);
         if (core->ops.parked) {
@@ -126,7 +139,12 @@ static void rest(VtpuCore *core)
             pthread_mutex_lock(&core->lock);
         }
     }
-    core->parked = false;
+    if (core->parked) {
+        core->parked = false;
+        if (core->running >= 0) {
+            vtpu_sched_begin(core);
+        }
+    }
 }
 
 bool vtpu_core_boundary(VtpuCore *core)
@@ -228,6 +246,15 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     return NULL;
 }
 
+static void stop_timer(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->exiting = true;
+    pthread_cond_signal(&core->timer);
+    pthread_mutex_unlock(&core->lock);
+    pthread_join(core->timer_thread, NULL);
+}
+
 static bool start_threads(VtpuCore *core)
 {
     sigset_t all, old;
@@ -238,10 +265,15 @@ static bool start_threads(VtpuCore *core)
     }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool ok = pthread_create(&core->thread, NULL, vtpu_command_thread, core) == 0;
+    bool ok = pthread_create(&core->timer_thread, NULL, vtpu_timer_thread, core) == 0;
+    if (ok && pthread_create(&core->thread, NULL, vtpu_command_thread, core)) {
+        stop_timer(core);
+        ok = false;
+    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (ok) {
         pthread_setname_np(core->thread, "vtpu-command");
+        pthread_setname_np(core->timer_thread, "vtpu-timer");
     }
     return ok;
 }
@@ -258,6 +290,7 @@ static void destroy(VtpuCore *core)
     }
     vtpu_program_free_all(core);
     vtpu_vmem_free_all(core);
+    pthread_cond_destroy(&core->timer);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
@@ -296,10 +329,12 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
     vtpu_queue_clear_all(core);
+    vtpu_sched_reset(core);
     pthread_mutex_init(&core->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&core->wake, &monotonic);
+    pthread_cond_init(&core->timer, &monotonic);
     pthread_cond_init(&core->changed, NULL);
     pthread_condattr_destroy(&monotonic);
     if (!start_threads(core)) {
@@ -323,6 +358,7 @@ void vtpu_core_free(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
     if (!core->stepped) {
         pthread_join(core->thread, NULL);
+        stop_timer(core);
     }
     destroy(core);
 }

@@ -126,10 +126,10 @@ uint32_t vtpu_inject_ecc(VtpuCore *core)
 }
 
 /*
- * Stays between two instructions until `until`, or while `what` is armed if
+ * Stays at the end of an instruction until `until`, or while HBM is slow if
  * that is shorter, and meanwhile serves what callers ask; false: stopped.
  */
-static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
+static bool pause_here(VtpuExec *x, uint64_t until)
 {
     VtpuCore *core = x->core;
     struct timespec end = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
@@ -138,7 +138,9 @@ static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
         if (!vtpu_core_boundary(core)) {
             return false;
         }
-        if (vtpu_now_ns() >= until || (what < VTPU_NUM_INJECTIONS && !vtpu_injecting(core, what))) {
+        if (vtpu_now_ns() >= until || !vtpu_injecting(core, VTPU_INJECT_HBM_SLOW)) {
+            /* Another queue's turn may have come, which was no matter here. */
+            atomic_store(&core->attention, 1);
             return true;
         }
         pthread_mutex_lock(&core->lock);
@@ -149,19 +151,17 @@ static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
     }
 }
 
-bool vtpu_inject_hang(VtpuExec *x)
+void vtpu_inject_hang(VtpuExec *x)
 {
-    bool hangs = use(x->core, VTPU_INJECT_HANG, 1);
-
-    return !hangs || pause_here(x, UINT64_MAX, VTPU_NUM_INJECTIONS);
+    x->hung = use(x->core, VTPU_INJECT_HANG, 1) != 0;
 }
 
-bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
+void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
 {
     VtpuCore *core = x->core;
 
     if (!vtpu_injecting(core, VTPU_INJECT_HANG_PC)) {
-        return true;
+        return;
     }
     pthread_mutex_lock(&core->lock);
     bool hangs = core->inject[VTPU_INJECT_HANG_PC] == pc;
@@ -169,11 +169,10 @@ bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
         set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
     }
     pthread_mutex_unlock(&core->lock);
-    if (!hangs) {
-        return true;
+    if (hangs) {
+        x->hung = true;
+        vtpu_core_trace(core, VTPU_EVENT_INJECTED, x->queue, VTPU_INJECT_HANG_PC, pc);
     }
-    vtpu_core_trace(core, VTPU_EVENT_INJECTED, x->queue, VTPU_INJECT_HANG_PC, pc);
-    return pause_here(x, UINT64_MAX, VTPU_NUM_INJECTIONS);
 }
 
 uint64_t vtpu_inject_slow_begin(const VtpuCore *core)
@@ -188,5 +187,5 @@ bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
     }
     uint64_t now = vtpu_now_ns();
     uint64_t factor = vtpu_core_injected(x->core, VTPU_INJECT_HBM_SLOW);
-    return pause_here(x, now + (now - begin) * (factor - 1), VTPU_INJECT_HBM_SLOW);
+    return pause_here(x, now + (now - begin) * (factor - 1));
 }

@@ -41,7 +41,7 @@ def _injections() -> list[str]:
 
 D = _defines()
 INJECTIONS = _injections()
-EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
+EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "PREEMPTED", "RESUMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
