@@ -91,9 +91,7 @@ static bool run(VtpuExec *x, const uint8_t *entry)
     if (!vtpu_inject_hang(x)) {
         return false;
     }
-    vtpu_pool_set_active(core->pool, true);
     bool ok = vtpu_seq_run(x);
-    vtpu_pool_set_active(core->pool, false);
     x->program = NULL;
     if (ok) {
         vtpu_stat_add(&core->stat_programs, 1);
@@ -156,7 +154,8 @@ static bool copy(VtpuExec *x, const uint8_t *entry)
     while (bytes) {
         VtpuSpan to, from;
         uint64_t n = bytes < COPY_STEP ? bytes : COPY_STEP;
-        if (vtpu_stopped(x->core) || !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
+        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
+            !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
             !vtpu_mmu_span(x, dst, n, VTPU_ACCESS_WRITE, &to)) {
             return false;
         }
@@ -190,7 +189,8 @@ static bool fill(VtpuExec *x, const uint8_t *entry)
     }
     for (uint64_t n; bytes; dst += n, bytes -= n) {
         n = bytes < chunk ? bytes : chunk;
-        if (vtpu_stopped(x->core) || !vtpu_mem_write(x, dst, buffer, n)) {
+        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
+            !vtpu_mem_write(x, dst, buffer, n)) {
             return false;
         }
     }
@@ -227,13 +227,13 @@ bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held)
         ok = check_entry(entry, VTPU_RING_PAYLOAD) || bad_command(x);
         break;
     case VTPU_CMD_RUN:
-        ok = run(x, entry);
+        ok = vtpu_engines_take(x->core) && run(x, entry);
         break;
     case VTPU_CMD_COPY:
-        ok = copy(x, entry) && vtpu_inject_slow_end(x, begin);
+        ok = vtpu_engines_take(x->core) && copy(x, entry) && vtpu_inject_slow_end(x, begin);
         break;
     case VTPU_CMD_FILL:
-        ok = fill(x, entry) && vtpu_inject_slow_end(x, begin);
+        ok = vtpu_engines_take(x->core) && fill(x, entry) && vtpu_inject_slow_end(x, begin);
         break;
     case VTPU_CMD_WAIT:
         ok = wait(x, entry, held);

@@ -194,7 +194,7 @@ static void serve(VtpuCore *core, unsigned q)
         ok = vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
     } else {
         pthread_mutex_unlock(&core->lock);
-        uint64_t start = vtpu_now_ns();
+        uint64_t start = vtpu_now_ns() - core->share.waited;
         ok = fetched || vtpu_bus_read(x, at, queue->entry, VTPU_RING_ENTRY);
         if (ok && !fetched) {
             vtpu_core_trace(core, VTPU_EVENT_BEGIN, q, queue->entry[VTPU_RING_OP], head);
@@ -204,7 +204,7 @@ static void serve(VtpuCore *core, unsigned q)
         if (ok && !held) {
             vtpu_core_trace(core, VTPU_EVENT_END, q, queue->entry[VTPU_RING_OP], head);
         }
-        vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - start);
+        vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - core->share.waited - start);
         pthread_mutex_lock(&core->lock);
     }
     core->running = -1;
@@ -243,6 +243,7 @@ static void idle(VtpuCore *core)
         }
     }
     core->busy = false;
+    vtpu_engines_release(core);
     if (next == UINT64_MAX) {
         pthread_cond_wait(&core->wake, &core->lock);
     } else {
@@ -275,6 +276,7 @@ bool vtpu_core_step(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     core->busy = true;
     bool did = !core->park && step(core);
+    vtpu_engines_release(core);
     core->busy = false;
     pthread_mutex_unlock(&core->lock);
     return did;
@@ -293,6 +295,7 @@ void *vtpu_command_thread(void *opaque)
             idle(core);
         }
     }
+    vtpu_engines_release(core);
     pthread_mutex_unlock(&core->lock);
     if (core->ops.thread_leave) {
         core->ops.thread_leave(core->opaque);
