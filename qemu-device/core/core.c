@@ -138,6 +138,26 @@ static void clear_hbm(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
 }
 
+/* Lock held: stays while the machine is to be parked. */
+static void rest(VtpuCore *core)
+{
+    while (core->park && !core->exiting && !core->stepped) {
+        if (core->parked) {
+            pthread_cond_wait(&core->wake, &core->lock);
+            continue;
+        }
+        core->parked = true;
+        vtpu_engines_release(core);
+        pthread_cond_broadcast(&core->changed);
+        if (core->ops.parked) {
+            pthread_mutex_unlock(&core->lock);
+            core->ops.parked(core->opaque);
+            pthread_mutex_lock(&core->lock);
+        }
+    }
+    core->parked = false;
+}
+
 bool vtpu_core_boundary(VtpuCore *core)
 {
     bool held = core->share.held, cleared = false;
@@ -145,13 +165,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
-    while (core->park && !core->exiting && !core->stepped) {
-        core->parked = true;
-        vtpu_engines_release(core);
-        pthread_cond_broadcast(&core->changed);
-        pthread_cond_wait(&core->wake, &core->lock);
-    }
-    core->parked = false;
+    rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
@@ -200,12 +214,25 @@ bool vtpu_core_resetting(VtpuCore *core)
     return resetting;
 }
 
-void vtpu_core_quiesce(VtpuCore *core)
+/* Lock held. */
+static void park(VtpuCore *core)
 {
-    pthread_mutex_lock(&core->lock);
     core->park = true;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
+}
+
+void vtpu_core_park(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    park(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_quiesce(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    park(core);
     while (!core->parked && !core->stepped) {
         pthread_cond_wait(&core->changed, &core->lock);
     }

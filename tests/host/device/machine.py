@@ -64,6 +64,7 @@ class _Ops(c.Structure):
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
+        ("parked", c.c_void_p),
         ("hbm_cleared", _Cleared),
     )
 
@@ -161,6 +162,7 @@ class Machine:
             None,
             None,
             _WantsTrace(lambda _: self.trace_instructions),
+            None,
             _Cleared(self._hbm_cleared),
         )
         self._config = _Config(
