@@ -6,14 +6,11 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "machine.h"
 
 #define CLEAR_STEP (64u << 10)
-#define HUGE_PAGE (2u << 20)
-#define VMEM_MAP_BYTES (VTPU_VMEM_BYTES + 2 * HUGE_PAGE)
 
 uint64_t vtpu_now_ns(void)
 {
@@ -50,9 +47,7 @@ static void apply_context(VtpuCore *core, unsigned context)
     vtpu_tlb_flush(&core->tlb[context]);
     if (core->root[context] != core->ctx_root[context]) {
         core->root[context] = core->ctx_root[context];
-        if (core->vmem_owner == (int)context) {
-            core->vmem_owner = -1; /* the number may get a new owner */
-        }
+        vtpu_vmem_disown(core, context);
     }
 }
 
@@ -71,7 +66,7 @@ static void finish_reset(VtpuCore *core)
     memset(core->ctx_root, 0, sizeof(core->ctx_root));
     core->context_changed = UINT64_MAX;
     apply_contexts(core);
-    core->vmem_owner = -1;
+    vtpu_vmem_disown_all(core);
     core->err_queues = core->scratch = 0;
     core->irqs = 0;
     core->enabled = false;
@@ -129,12 +124,12 @@ static void clear_hbm(VtpuCore *core)
         pthread_mutex_unlock(&core->lock);
         if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
             memset(part, 0, CLEAR_STEP);
-            vtpu_dirty(&core->exec, part, CLEAR_STEP);
+            vtpu_dirty(&core->exec[0], part, CLEAR_STEP);
         }
         pthread_mutex_lock(&core->lock);
     }
     pthread_mutex_unlock(&core->lock);
-    vtpu_dirty_flush(&core->exec);
+    vtpu_dirty_flush(&core->exec[0]);
     pthread_mutex_lock(&core->lock);
 }
 
@@ -287,34 +282,18 @@ static void destroy(VtpuCore *core)
     vtpu_chip_leave(core);
     vtpu_chip_free(core->own_chip);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
-        free(core->exec.buffer[i].data);
+        free(core->buffer[i].data);
+    }
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        vtpu_command_drop(&core->exec[q]);
     }
     vtpu_program_free_all(core);
-    munmap(core->vmem_map, VMEM_MAP_BYTES);
+    vtpu_vmem_free_all(core);
     pthread_cond_destroy(&core->share.come);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
     free(core);
-}
-
-/* On huge pages where the host gives them, between pages that nobody may touch: a
- * check that is missing shall not become an access to other memory of the host. */
-static bool map_vmem(VtpuCore *core)
-{
-    void *map = mmap(NULL, VMEM_MAP_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (map == MAP_FAILED) {
-        return false;
-    }
-    core->vmem_map = map;
-    core->vmem = (uint8_t *)(((uintptr_t)map + HUGE_PAGE) & ~(uintptr_t)(HUGE_PAGE - 1));
-    if (mprotect(core->vmem, VTPU_VMEM_BYTES, PROT_READ | PROT_WRITE)) {
-        munmap(map, VMEM_MAP_BYTES);
-        return false;
-    }
-    madvise(core->vmem, VTPU_VMEM_BYTES, MADV_HUGEPAGE);
-    return true;
 }
 
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
@@ -326,12 +305,13 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     if (*error) {
         return NULL;
     }
-    VtpuChip *own = config->chip ? NULL : vtpu_chip_new(config->stepped ? 1 : config->threads, error);
+    unsigned threads = config->stepped ? 1 : config->threads;
+    VtpuChip *own = config->chip ? NULL : vtpu_chip_new(threads, error);
     if (!config->chip && !own) {
         return NULL;
     }
     VtpuCore *core = calloc(1, sizeof(*core));
-    if (!core || !map_vmem(core)) {
+    if (!core || !vtpu_vmem_init(core)) {
         vtpu_chip_free(own);
         free(core);
         *error = "out of memory";
@@ -347,9 +327,11 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->stepped = config->stepped;
     core->schedule_seed = config->schedule_seed;
     core->running = -1;
-    core->vmem_owner = -1;
     core->busy = !config->stepped;
-    core->exec.core = core;
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        core->exec[q].core = core;
+        core->exec[q].queue = q;
+    }
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
     vtpu_queue_clear_all(core);

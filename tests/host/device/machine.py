@@ -119,7 +119,7 @@ class Chip:
 
 
 class Machine:
-    """One device, or function of a chip. Context 0 maps HBM at its offsets unless told otherwise."""
+    """One device, or a function of a chip. Context 0 maps HBM at its own offsets by default."""
 
     def __init__(
         self,
