@@ -267,6 +267,7 @@ static void idle(VtpuCore *core)
         }
     }
     core->busy = false;
+    vtpu_engines_release(core);
     if (next == UINT64_MAX) {
         pthread_cond_wait(&core->wake, &core->lock);
     } else {
@@ -299,6 +300,7 @@ bool vtpu_core_step(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     core->busy = true;
     bool did = !core->park && step(core);
+    vtpu_engines_release(core);
     core->busy = false;
     pthread_mutex_unlock(&core->lock);
     return did;
@@ -317,6 +319,7 @@ void *vtpu_command_thread(void *opaque)
             idle(core);
         }
     }
+    vtpu_engines_release(core);
     pthread_mutex_unlock(&core->lock);
     if (core->ops.thread_leave) {
         core->ops.thread_leave(core->opaque);

@@ -37,7 +37,7 @@ static uint64_t sched_now(const VtpuCore *core)
 
 void vtpu_sched_reset(VtpuCore *core)
 {
-    core->sched.slice_us = VTPU_SLICE_US;
+    core->sched.slice_us = VTPU_QUEUE_SLICE_US;
     core->sched.vtime = 0;
     core->sched.next = -1;
     core->sched.watchdog = NEVER;
@@ -49,7 +49,7 @@ static uint64_t stretch(VtpuCore *core, unsigned q, uint64_t now)
 {
     const VtpuSched *sched = &core->sched;
 
-    return core->running == (int)q && !core->parked && now > sched->begin ? now - sched->begin : 0;
+    return core->running == (int)q && !sched->paused && now > sched->begin ? now - sched->begin : 0;
 }
 
 uint64_t vtpu_sched_command_ns(VtpuCore *core, unsigned q)
@@ -160,8 +160,7 @@ static void arm(VtpuCore *core, uint64_t now)
 
 void vtpu_sched_changed(VtpuCore *core)
 {
-    /* At rest no time passes; begin() comes after it. */
-    if (core->running >= 0 && !core->parked) {
+    if (core->running >= 0 && !core->sched.paused) {
         const VtpuQueue *queue = &core->queue[core->running];
         uint64_t limit = queue->watchdog_us * 1000ull, ran = core->exec[core->running].ran_ns;
         VtpuSched *sched = &core->sched;
@@ -212,6 +211,22 @@ void vtpu_sched_end(VtpuCore *core)
     core->sched.steps++;
     charge(core, sched_now(core));
     core->sched.watchdog = core->sched.alarm = NEVER;
+}
+
+void vtpu_sched_pause(VtpuCore *core)
+{
+    if (core->running >= 0 && !core->sched.paused) {
+        vtpu_sched_end(core);
+    }
+    core->sched.paused++;
+}
+
+void vtpu_sched_go_on(VtpuCore *core)
+{
+    core->sched.paused--;
+    if (core->running >= 0 && !core->sched.paused) {
+        vtpu_sched_begin(core);
+    }
 }
 
 void vtpu_sched_done(VtpuCore *core)

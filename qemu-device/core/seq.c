@@ -411,6 +411,7 @@ static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
             watch_if_wanted(x);
             return true;
         }
+        vtpu_engines_release(x->core);
         vtpu_core_wait_attention(x->core);
     }
 }

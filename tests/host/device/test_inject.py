@@ -61,7 +61,7 @@ def test_a_hang_at_a_pc(machine: Machine, queue: Queue) -> None:
     machine.wait_for(lambda: machine.injected("HANG_PC") == IDLE["HANG_PC"], "hanging")
     assert (machine.word(out), machine.word(out + 8)) == (1, 0)
     assert machine.reg("STAT_INSTRUCTIONS", 8) == 1 and queue.fence == 0
-    assert f"last pc {pc(1):#x}" in machine.describe()
+    assert f"program at pc {pc(1):#x}" in machine.describe()
     queue.restart()
     queue.run(code)
     assert machine.word(out + 8) == 1
