@@ -77,15 +77,35 @@ static bool comes_before(const VtpuQueue *a, const VtpuQueue *b)
     return a->vtime != b->vtime ? a->vtime < b->vtime : a->priority > b->priority;
 }
 
+/*
+ * Without slices a program in progress gives way to a higher priority alone, and
+ * that is not to cost it its place: the highest priority of these, or -1.
+ */
+static int highest_held(const VtpuCore *core)
+{
+    int highest = -1;
+
+    for (unsigned q = 0; !core->sched.slice_us && q < VTPU_NUM_QUEUES; q++) {
+        const VtpuQueue *queue = &core->queue[q];
+        if ((queue->state == VTPU_QUEUE_STATE_PREEMPTED || core->running == (int)q) &&
+            (int)queue->priority > highest) {
+            highest = (int)queue->priority;
+        }
+    }
+    return highest;
+}
+
 /* The running queue counts as one with work, unless it is `besides`. */
 static int pick(VtpuCore *core, int besides)
 {
     uint64_t now = vtpu_now_ns();
-    int best = -1;
+    int best = -1, held = highest_held(core);
 
     for (unsigned i = 1; !core->resetting && i <= VTPU_NUM_QUEUES; i++) {
         unsigned q = (core->turn + i) % VTPU_NUM_QUEUES;
-        if ((int)q != besides &&
+        bool passes = (int)core->queue[q].priority > held ||
+                      core->queue[q].state != VTPU_QUEUE_STATE_READY;
+        if ((int)q != besides && passes &&
             (core->running == (int)q || vtpu_sched_has_work(core, q, now)) &&
             (best < 0 || comes_before(&core->queue[q], &core->queue[best]))) {
             best = (int)q;
