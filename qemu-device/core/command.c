@@ -60,6 +60,15 @@ static void take_vmem(VtpuExec *x)
     }
 }
 
+static bool check_profile(const VtpuExec *x, const uint8_t *entry)
+{
+    uint64_t va = field64(entry, VTPU_CMD_RUN_PROFILE_VA);
+    uint32_t bytes = field32(entry, VTPU_CMD_RUN_PROFILE_BYTES);
+
+    return bytes == 0 ? va == 0
+                      : x->core->timed && va && va % 8 == 0 && bytes >= VTPU_PROFILE_HEADER_BYTES;
+}
+
 static bool run(VtpuExec *x, const uint8_t *entry)
 {
     VtpuCore *core = x->core;
@@ -69,7 +78,7 @@ static bool run(VtpuExec *x, const uint8_t *entry)
     uint64_t args_va = field64(entry, VTPU_CMD_RUN_ARGS_VA);
     uint32_t num_args = field32(entry, VTPU_CMD_RUN_NUM_ARGS);
 
-    if (!check_entry(entry, VTPU_CMD_RUN_NUM_ARGS + 4) || code_va % VTPU_INSTR_BYTES ||
+    if (!check_entry(entry, VTPU_CMD_RUN_PROFILE_VA + 8) || !check_profile(x, entry) || code_va % VTPU_INSTR_BYTES ||
         code_bytes % VTPU_INSTR_BYTES || code_bytes == 0 || code_bytes > VTPU_MAX_CODE_BYTES ||
         start % VTPU_INSTR_BYTES || start >= code_bytes || args_va % 8 ||
         num_args > VTPU_MAX_ARGS) {
@@ -86,13 +95,17 @@ static bool run(VtpuExec *x, const uint8_t *entry)
     if (!x->program) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_EXEC, code_va);
     }
+    if (core->timed && !vtpu_timing_begin(x, field64(entry, VTPU_CMD_RUN_PROFILE_VA),
+                                          field32(entry, VTPU_CMD_RUN_PROFILE_BYTES))) {
+        return false;
+    }
     x->pc = start;
     take_vmem(x);
     if (!vtpu_inject_hang(x)) {
         return false;
     }
     vtpu_pool_set_active(core->pool, true);
-    bool ok = vtpu_seq_run(x);
+    bool ok = vtpu_seq_run(x) && (!core->timed || vtpu_timing_end(x));
     vtpu_pool_set_active(core->pool, false);
     x->program = NULL;
     if (ok) {

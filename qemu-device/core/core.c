@@ -82,6 +82,9 @@ static void finish_reset(VtpuCore *core)
     atomic_store(&core->stat_ecc_corrected, 0);
     atomic_store(&core->stat_busy_ns, 0);
     atomic_store(&core->stat_hbm_bytes, 0);
+    for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
+        atomic_store(&core->stat_model[n], 0);
+    }
     core->time_base = vtpu_now_ns();
     core->reset_count++;
     core->resetting = false;
@@ -204,6 +207,9 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     if (!vtpu_kernels_get(config->isa_path)) {
         return "this host has no such vector path";
     }
+    if (config->timing_trace && !config->timing && !config->timing_file) {
+        return "timing-trace needs a timing model: timing or timing-file";
+    }
     return NULL;
 }
 
@@ -229,6 +235,7 @@ static bool start_threads(VtpuCore *core)
 static void destroy(VtpuCore *core)
 {
     vtpu_pool_free(core->pool);
+    vtpu_timing_trace_close(core);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
         free(core->exec.buffer[i].data);
     }
@@ -261,7 +268,10 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_condattr_t monotonic;
 
     *error = check_config(config, ops);
-    if (*error) {
+    struct vtpu_timing_params timing = { 0 };
+    bool timed = config->timing || config->timing_file;
+    if (*error ||
+        (timed && !vtpu_timing_params(config->timing, config->timing_file, &timing, error))) {
         return NULL;
     }
     VtpuCore *core = calloc(1, sizeof(*core));
@@ -277,6 +287,8 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->threads = config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;
+    core->timed = timed;
+    core->timing = timing;
     core->running = -1;
     core->vmem_owner = -1;
     core->busy = true;
@@ -290,6 +302,10 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_cond_init(&core->wake, &monotonic);
     pthread_cond_init(&core->changed, NULL);
     pthread_condattr_destroy(&monotonic);
+    if (config->timing_trace && !vtpu_timing_trace_open(core, config->timing_trace, error)) {
+        destroy(core);
+        return NULL;
+    }
     if (!start_threads(core)) {
         destroy(core);
         *error = "cannot start threads";

@@ -19,8 +19,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
+#include "footprint.h"
 #include "kernels.h"
+#include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
 #include "vtpu_isa.h"
@@ -102,6 +105,7 @@ typedef struct VtpuProgram {
 /* ---- seq.c, engine_*.c: one running command ---- */
 
 #define VTPU_ENGINE_DEPTH 16
+#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_HBM_STALL - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
 
 typedef struct VtpuIssued {
     const VtpuDecoded *in;
@@ -140,6 +144,8 @@ typedef struct VtpuExec {
     uint64_t random;
     bool watched; /* look at each instruction before it is executed */
     bool traced;
+    bool observed; /* tell the timing model of each instruction */
+    VtpuTiming timing; /* of a program, when the machine has a timing model */
 
     uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
     VtpuBuffer buffer[VTPU_NUM_BUFFERS];
@@ -173,6 +179,8 @@ struct VtpuCore {
     const VtpuKernels *kernels;
     unsigned threads;
     uint64_t schedule_seed;
+    bool timed; /* programs are timed on the chip that is described by: */
+    struct vtpu_timing_params timing;
 
     pthread_mutex_t lock;
     pthread_cond_t wake;    /* the command thread has something to look at */
@@ -205,12 +213,15 @@ struct VtpuCore {
     _Atomic uint64_t stat_programs, stat_busy_ns, stat_hbm_bytes, stat_ecc_corrected;
     _Atomic uint64_t stat_engine[VTPU_NUM_ENGINES]; /* instructions */
     _Atomic uint32_t last_pc;
+    _Atomic uint64_t stat_model[VTPU_NUM_MODEL_STATS]; /* as STAT_MODEL_CYCLES and on */
 
     /* [command] for the running command's context, [lock] for the others */
     uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
     VtpuTlb tlb[VTPU_NUM_CONTEXTS];
 
     /* [command] */
+    FILE *timing_trace;               /* or NULL */
+    uint64_t timing_trace_end;        /* cycles that it covers */
     uint64_t vmem_used;               /* VMEM above it is zero */
     VtpuProgram program[VTPU_PROGRAM_CACHE];
     uint64_t program_clock;

@@ -41,7 +41,7 @@ def _injections() -> list[str]:
 
 D = _defines()
 INJECTIONS = _injections()
-EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
+EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -73,6 +73,9 @@ class _Config(c.Structure):
         ("threads", c.c_uint),
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
+        ("timing", c.c_char_p),
+        ("timing_file", c.c_char_p),
+        ("timing_trace", c.c_char_p),
     )
 
 
@@ -107,6 +110,9 @@ class Machine:
         isa: str | None = None,
         seed: int = 0,
         guard: int = 0,
+        timing: str | None = None,
+        timing_file: Path | None = None,
+        timing_trace: Path | None = None,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -137,7 +143,11 @@ class Machine:
             None,
             _WantsTrace(lambda _: self.trace_instructions),
         )
-        self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
+        words = [
+            str(word).encode() if word else None
+            for word in (isa, timing, timing_file, timing_trace)
+        ]
+        self._config = _Config(base, hbm_bytes, threads, words[0], seed, *words[1:])
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
             c.byref(self._config), c.byref(self._ops), None, c.byref(error)
