@@ -378,6 +378,9 @@ bool vtpu_timing_end(VtpuExec *x)
     if (t->trace_base + t->now > core->timing_trace_end) {
         core->timing_trace_end = t->trace_base + t->now;
     }
+    if (core->timing_trace) {
+        fflush(core->timing_trace);
+    }
     vtpu_core_trace(core, VTPU_EVENT_TIMED, x->queue, total->cycles, total->instructions);
     return write_header(x);
 }

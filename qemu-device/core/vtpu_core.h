@@ -66,6 +66,8 @@ typedef struct VtpuCoreOps {
     void (*thread_leave)(void *opaque);
     /* Whether instructions are traced; asked as a program starts. NULL: no. */
     bool (*trace_instructions)(void *opaque);
+    /* After vtpu_core_park(): at rest now. May be NULL. */
+    void (*parked)(void *opaque);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -76,6 +78,9 @@ typedef struct VtpuCoreConfig {
     /* 0: instructions run in program order. Else the seed of a random order among
      * those that the counters allow, to find missing waits. */
     uint64_t schedule_seed;
+    /* No threads: nothing happens but in vtpu_core_step(). The same calls then
+     * lead to the same accesses in the same order, for fuzzers and debuggers. */
+    bool stepped;
     /* The timing model: a chip of spec/timing.toml, a file of lines `parameter =
      * number` that changes it (or the first one), or both. NULL, NULL: none. */
     const char *timing, *timing_file;
@@ -114,7 +119,19 @@ uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 /* Queues, contexts and engines as lines of text, cut to size - 1 characters. */
 #define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
 void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
-/* Waits until no instruction and no callback is in progress; then parks there. */
+/*
+ * Of a stepped machine: serves one ring command, or what callers asked for, on
+ * the calling thread, which makes the callbacks. False: there is nothing to do,
+ * or not yet (a WAIT that is held). Never from a callback, one caller at a time.
+ */
+bool vtpu_core_step(VtpuCore *core);
+/*
+ * Asks the machine to come to rest between two instructions and to stay there,
+ * and returns; `parked` says when. It makes no callback after that one. A stepped
+ * machine is at rest whenever nobody steps it.
+ */
+void vtpu_core_park(VtpuCore *core);
+/* The same, and waits for it. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 

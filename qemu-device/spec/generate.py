@@ -214,7 +214,12 @@ def timing_header(timing: Spec) -> str:
         "struct vtpu_timing_params {",
     ]
     lines += [f"    uint32_t {p['name']}; /* {p['doc']} */" for p in params]
-    lines += ["};", "", "/* FIELD(name, least, most) of each */", "#define VTPU_TIMING_PARAMS(FIELD) \\"]
+    lines += [
+        "};",
+        "",
+        "/* FIELD(name, least, most) of each */",
+        "#define VTPU_TIMING_PARAMS(FIELD) \\",
+    ]
     lines += [f"    FIELD({p['name']}, {p['range'][0]}, {p['range'][1]}) \\" for p in params]
     lines += ["", "/* SET(name, values) of each chip */", "#define VTPU_TIMING_SETS(SET) \\"]
     for chip in timing["set"]:
@@ -365,7 +370,11 @@ def memory_reference(spec: Spec) -> list[str]:
     mask = spec["pte"]["addr_mask"]
     low, high = (mask & -mask).bit_length() - 1, mask.bit_length() - 1
     lines += [f"| {low}..{high} | address of the next table or of the page |", ""]
-    lines += [f"{spec['pte']['levels']} levels. Other bits are zero.", "", "## Structures in memory"]
+    lines += [
+        f"{spec['pte']['levels']} levels. Other bits are zero.",
+        "",
+        "## Structures in memory",
+    ]
     for struct in spec["struct"]:
         lines += ["", f"`{struct['name']}`, {struct['bytes']} bytes:", ""]
         lines += table("offset", "field", "type", "meaning")

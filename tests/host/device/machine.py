@@ -63,6 +63,7 @@ class _Ops(c.Structure):
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
+        ("parked", c.c_void_p),
     )
 
 
@@ -73,6 +74,7 @@ class _Config(c.Structure):
         ("threads", c.c_uint),
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
+        ("stepped", c.c_bool),
         ("timing", c.c_char_p),
         ("timing_file", c.c_char_p),
         ("timing_trace", c.c_char_p),
@@ -142,12 +144,22 @@ class Machine:
             None,
             None,
             _WantsTrace(lambda _: self.trace_instructions),
+            None,
         )
         words = [
             str(word).encode() if word else None
             for word in (isa, timing, timing_file, timing_trace)
         ]
-        self._config = _Config(base, hbm_bytes, threads, words[0], seed, *words[1:])
+        self._config = _Config(
+            hbm=base,
+            hbm_bytes=hbm_bytes,
+            threads=threads,
+            isa_path=words[0],
+            schedule_seed=seed,
+            timing=words[1],
+            timing_file=words[2],
+            timing_trace=words[3],
+        )
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
             c.byref(self._config), c.byref(self._ops), None, c.byref(error)

@@ -20,10 +20,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from asm import R, ins, pc, program
+from asm import R, ins, program
 from machine import D, Machine, Queue
-from profiles import Profile, read_profile, run_profiled, with_profile
-from timing_reference import CHIPS, Chip, Step, simulate
+from profiles import read_profile, run_profiled, with_profile
+from timing_reference import CHIPS, Step, simulate
 from vtpu_compiler import hw
 
 Opener = Callable[..., Machine]
@@ -229,9 +229,9 @@ def test_gathered_rows_come_in_bursts(timed: Queue, chip: str) -> None:
         "DMA_GATHER", dst=1 << 16, table=1 << 20, index=0, count=4, width=10, table_rows=16,
         dst_stride=64, fmt="F16",
     )  # fmt: skip
-    (record,) = run_profiled(
-        timed, program(_load(16, src=4 << 20), ins("SYNC"), gather)
-    ).of("DMA_GATHER")
+    (record,) = run_profiled(timed, program(_load(16, src=4 << 20), ins("SYNC"), gather)).of(
+        "DMA_GATHER"
+    )
     # Pieces of 20, 40 and 20 bytes.
     burst, rate, lead = {"v5e": (64, 546, 600), "edge": (32, 34, 150)}[chip]
     wanted = sum(-(-size // burst) * burst for size in (20, 40, 20))
@@ -251,9 +251,9 @@ def test_attention_reads_the_keys_of_a_sequence_once(timed: Queue, chip: str) ->
         row_info=32, block_tables=0, num_slots=64, fmt="F16", aux=1.0, heads=4, kv_heads=2,
         head_dim=16, block_size=4, max_blocks=4,
     )  # fmt: skip
-    (record,) = run_profiled(
-        timed, program(_load(56, src=4 << 20), ins("SYNC"), attend)
-    ).of("V_ATTN")
+    (record,) = run_profiled(timed, program(_load(56, src=4 << 20), ins("SYNC"), attend)).of(
+        "V_ATTN"
+    )
     # A slot is 2 * 16 * 2 = 64 bytes. First: blocks 7 (4 slots) and 2 (2 slots), 256 and 128
     # bytes; second: block 4, 256 bytes; for keys and for values.
     assert record["hbm_read"] == 2 * (256 + 128 + 256)
@@ -294,10 +294,10 @@ def test_a_large_product_reaches_the_arrays_peak(timed: Queue, chip: str) -> Non
 
 def test_a_copy_is_bound_by_memory(timed: Queue, chip: str) -> None:
     profile = run_profiled(timed, program(*[_load(1 << 20, dst=8192)] * 8))
-    limit = (8 << 20) / {"v5e": 546, "edge": 34}[chip]
-    overhead = {"v5e": 600, "edge": 150}[chip]
-    assert profile.header["cycles"] == 8 + 8 * (overhead + -(-(1 << 20) // (546 if chip == "v5e" else 34)))
-    assert profile.header["cycles"] > limit
+    rate, overhead = {"v5e": (546, 600), "edge": (34, 150)}[chip]
+    each = overhead + -(-(1 << 20) // rate)
+    assert profile.header["cycles"] == 8 + 8 * each
+    assert profile.header["cycles"] > (8 << 20) / rate
 
 
 # --- against a simulation that takes one cycle at a time ---
@@ -374,9 +374,7 @@ def test_neither_order_nor_path_nor_threads_nor_history_change_a_byte(
 def test_far_behind_the_machine_the_model_still_finds_its_way(open_machine: Opener) -> None:
     """A random order may leave one engine far behind: results are the same."""
     held = [_add(wait=(1, 400)), *[_load(signal=1)] * 400, *[_add()] * 40]
-    runs = {
-        run_profiled(_open(open_machine, seed=seed), program(*held)).raw for seed in range(12)
-    }
+    runs = {run_profiled(_open(open_machine, seed=seed), program(*held)).raw for seed in range(12)}
     assert len(runs) == 1
 
 
@@ -539,7 +537,7 @@ def test_chips_and_files_that_are_not_there(open_machine: Opener, tmp_path: Path
         open_machine(timing_file=tmp_path / "nothing")
     with pytest.raises(ValueError, match="timing-trace needs a timing model"):
         open_machine(timing_trace=tmp_path / "trace")
-    with pytest.raises(ValueError, match="timing-trace .*: Is a directory"):
+    with pytest.raises(ValueError, match=r"timing-trace .*: Is a directory"):
         open_machine(timing="v5e", timing_trace=tmp_path)
 
 

@@ -101,7 +101,11 @@ def simulate(chip: Chip, steps: list[Step]) -> list[tuple[int, int]]:
             if at == len(steps):
                 return spans
         for name, work in list(running.items()):
-            if work.drain is None and work.bytes <= 0 and now >= work.started + work.lead + work.work:
+            if (
+                work.drain is None
+                and work.bytes <= 0
+                and now >= work.started + work.lead + work.work
+            ):
                 work.drain = now
             if work.drain is not None and now >= work.drain + work.tail:
                 spans[work.number] = (work.started, now)
