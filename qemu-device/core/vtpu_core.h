@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 typedef struct VtpuCore VtpuCore;
+typedef struct VtpuChip VtpuChip;
 
 /* What is traced, and what a and b are. */
 typedef enum VtpuCoreEvent {
@@ -68,6 +69,8 @@ typedef struct VtpuCoreOps {
     bool (*trace_instructions)(void *opaque);
     /* After vtpu_core_park(): at rest now. May be NULL. */
     void (*parked)(void *opaque);
+    /* A reset that clears HBM has ended. May be NULL. */
+    void (*hbm_cleared)(void *opaque);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -81,11 +84,21 @@ typedef struct VtpuCoreConfig {
     /* No threads: nothing happens but in vtpu_core_step(). The same calls then
      * lead to the same accesses in the same order, for fuzzers and debuggers. */
     bool stepped;
+    VtpuChip *chip;    /* of several machines; NULL: one of its own, with `threads` */
+    unsigned function; /* register FUNCTION */
     /* The timing model: a chip of spec/timing.toml, a file of lines `parameter =
      * number` that changes it (or the first one), or both. NULL, NULL: none. */
     const char *timing, *timing_file;
     const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
 } VtpuCoreConfig;
+
+/*
+ * A chip: compute threads and engines for up to a machine a function, which take
+ * turns with equal shares of the time. threads 0: the host's processors. NULL
+ * with *error (static string). It is freed after the last of its machines.
+ */
+VtpuChip *vtpu_chip_new(unsigned threads, const char **error);
+void vtpu_chip_free(VtpuChip *chip);
 
 /*
  * Returns NULL with *error when the configuration is wrong: a string that lasts
@@ -107,6 +120,8 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
+/* The same, and HBM is zero before RESETTING ends; then `hbm_cleared` is called. */
+void vtpu_core_reset_and_clear(VtpuCore *core);
 /*
  * True from the start of a reset until the old work is gone: a callback that
  * asks under the lock under which resets are started knows that it is stale.
