@@ -92,6 +92,7 @@ static void finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    core->asleep = false;
     if (!core->busy && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
@@ -121,7 +122,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
-    while (core->park && !core->exiting) {
+    while (!core->exiting && (core->park || (core->asleep && !vtpu_stopped(core)))) {
         core->parked = true;
         pthread_cond_broadcast(&core->changed);
         pthread_cond_wait(&core->wake, &core->lock);
@@ -146,6 +147,15 @@ void vtpu_core_reset(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
     vtpu_core_start_reset(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_sleep(VtpuCore *core, bool asleep)
+{
+    pthread_mutex_lock(&core->lock);
+    core->asleep = asleep;
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
 }
 

@@ -186,7 +186,7 @@ struct VtpuCore {
 
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */
-    bool exiting, park, parked, resetting, enabled;
+    bool exiting, park, parked, asleep, resetting, enabled;
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     uint32_t reset_count, scratch, err_queues;
@@ -238,7 +238,7 @@ static inline bool vtpu_injecting(const VtpuCore *core, VtpuInjection what)
 /* Every interrupt goes through here. */
 void vtpu_raise_irq(VtpuCore *core, unsigned vector);
 uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
-bool vtpu_inject_dma_error(VtpuCore *core);  /* true: this transfer fails */
+bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fails */
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
 bool vtpu_inject_hang(VtpuExec *x);
 bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);

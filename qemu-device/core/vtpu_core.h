@@ -47,6 +47,13 @@ typedef enum VtpuInjection {
     VTPU_NUM_INJECTIONS
 } VtpuInjection;
 
+/* Errors of the hardware that its surroundings may report, beside the fault they cause. */
+typedef enum VtpuHardwareError {
+    VTPU_ERROR_CORRECTED,   /* of HBM, corrected: no fault */
+    VTPU_ERROR_UNCORRECTED, /* of HBM: ECC fault */
+    VTPU_ERROR_POISONED,    /* data read from system memory came with an error: BUS fault */
+} VtpuHardwareError;
+
 /* What the machine asks of its surroundings. Each returns true on success. */
 typedef struct VtpuCoreOps {
     /* System memory by bus address; fails without side effect on a bad one. */
@@ -65,6 +72,8 @@ typedef struct VtpuCoreOps {
     void (*thread_leave)(void *opaque);
     /* Whether instructions are traced; asked as a program starts. NULL: no. */
     bool (*trace_instructions)(void *opaque);
+    /* Came just now, before its fault is recorded. May be NULL. */
+    void (*hardware_error)(void *opaque, VtpuHardwareError what);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -99,6 +108,13 @@ void vtpu_core_reset(VtpuCore *core);
  * asks under the lock under which resets are started knows that it is stale.
  */
 bool vtpu_core_resetting(VtpuCore *core);
+/*
+ * Asleep: no command begins and a program stands still, from its next
+ * instruction boundary on; what software can read is kept. An instruction or
+ * COPY in progress goes on: its callbacks may wait for the end of the sleep.
+ * A reset ends it.
+ */
+void vtpu_core_sleep(VtpuCore *core, bool asleep);
 /* False: not a value of that fault. */
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* The value as it is now, used up or not. */

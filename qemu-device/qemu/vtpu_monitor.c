@@ -84,9 +84,13 @@ static void vtpu_set_injection(Object *obj, Visitor *v, const char *name,
     } else if (!visit_type_uint64(v, name, &value, errp)) {
         return;
     }
-    if (vtpu_is_running(s, name, errp) &&
-        !vtpu_core_inject(s->core, p->what, value)) {
+    if (!vtpu_is_running(s, name, errp)) {
+        return;
+    }
+    if (!vtpu_core_inject(s->core, p->what, value)) {
         error_setg(errp, "vtpu: %s cannot be %" PRIu64, name, value);
+    } else if (p->what == VTPU_INJECT_DEAD) {
+        vtpu_set_dead(s, value);
     }
 }
 
