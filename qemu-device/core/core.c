@@ -13,7 +13,7 @@
 #include "machine.h"
 
 #define HUGE_PAGE (2u << 20)
-#define VMEM_MAP_BYTES (VTPU_VMEM_BYTES + HUGE_PAGE)
+#define VMEM_MAP_BYTES (VTPU_VMEM_BYTES + 2 * HUGE_PAGE)
 
 uint64_t vtpu_now_ns(void)
 {
@@ -117,12 +117,19 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
     vtpu_core_kick(core); /* it may be in a pause */
 }
 
+/* Lock held. A stepped machine stands still by not being stepped. */
+static bool stands_still(const VtpuCore *core)
+{
+    return !core->exiting && !core->stepped &&
+           (core->park || (core->asleep && !vtpu_stopped(core)));
+}
+
 bool vtpu_core_boundary(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
-    while (!core->exiting && (core->park || (core->asleep && !vtpu_stopped(core)))) {
+    while (stands_still(core)) {
         core->parked = true;
         pthread_cond_broadcast(&core->changed);
         pthread_cond_wait(&core->wake, &core->lock);
@@ -173,7 +180,7 @@ void vtpu_core_quiesce(VtpuCore *core)
     core->park = true;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
-    while (!core->parked) {
+    while (!core->parked && !core->stepped) {
         pthread_cond_wait(&core->changed, &core->lock);
     }
     pthread_mutex_unlock(&core->lock);
@@ -222,8 +229,8 @@ static bool start_threads(VtpuCore *core)
     sigset_t all, old;
 
     core->pool = vtpu_pool_new(core->threads, &core->stop);
-    if (!core->pool) {
-        return false;
+    if (!core->pool || core->stepped) {
+        return core->pool != NULL;
     }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -250,17 +257,21 @@ static void destroy(VtpuCore *core)
     free(core);
 }
 
-/* On huge pages where the host gives them. */
+/* On huge pages where the host gives them, between pages that nobody may touch: a
+ * check that is missing shall not become an access to other memory of the host. */
 static bool map_vmem(VtpuCore *core)
 {
-    void *map = mmap(NULL, VMEM_MAP_BYTES, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    void *map = mmap(NULL, VMEM_MAP_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 
     if (map == MAP_FAILED) {
         return false;
     }
     core->vmem_map = map;
-    core->vmem = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
+    core->vmem = (uint8_t *)(((uintptr_t)map + HUGE_PAGE) & ~(uintptr_t)(HUGE_PAGE - 1));
+    if (mprotect(core->vmem, VTPU_VMEM_BYTES, PROT_READ | PROT_WRITE)) {
+        munmap(map, VMEM_MAP_BYTES);
+        return false;
+    }
     madvise(core->vmem, VTPU_VMEM_BYTES, MADV_HUGEPAGE);
     return true;
 }
@@ -285,11 +296,12 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->hbm = config->hbm;
     core->hbm_bytes = config->hbm_bytes;
     core->kernels = vtpu_kernels_get(config->isa_path);
-    core->threads = config->threads ? config->threads : host_threads();
+    core->stepped = config->stepped;
+    core->threads = config->stepped ? 1 : config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;
     core->running = -1;
     core->vmem_owner = -1;
-    core->busy = true;
+    core->busy = !config->stepped;
     core->exec.core = core;
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
@@ -319,6 +331,8 @@ void vtpu_core_free(VtpuCore *core)
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
-    pthread_join(core->thread, NULL);
+    if (!core->stepped) {
+        pthread_join(core->thread, NULL);
+    }
     destroy(core);
 }

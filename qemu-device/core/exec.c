@@ -8,6 +8,18 @@
 
 #include "machine.h"
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr)
 {
     x->fault.cause = cause;
@@ -32,6 +44,9 @@ uint8_t *vtpu_buffer(VtpuExec *x, unsigned which, uint64_t bytes)
         }
         buffer->bytes = size;
     }
+    /* A sanitiser is to see a user that wants more than was asked for. */
+    ASAN_UNPOISON_MEMORY_REGION(buffer->data, buffer->bytes);
+    ASAN_POISON_MEMORY_REGION(buffer->data + bytes, buffer->bytes - bytes);
     return buffer->data;
 }
 

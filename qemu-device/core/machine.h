@@ -173,6 +173,7 @@ struct VtpuCore {
     const VtpuKernels *kernels;
     unsigned threads;
     uint64_t schedule_seed;
+    bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
 
     pthread_mutex_t lock;
     pthread_cond_t wake;    /* the command thread has something to look at */

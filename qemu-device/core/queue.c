@@ -252,6 +252,34 @@ static void idle(VtpuCore *core)
     core->busy = true;
 }
 
+/* One thing of those that there are to do; false: there is none. Lock held. */
+static bool step(VtpuCore *core)
+{
+    int q;
+
+    if (atomic_load(&core->attention)) {
+        pthread_mutex_unlock(&core->lock);
+        vtpu_core_boundary(core);
+        pthread_mutex_lock(&core->lock);
+        return true;
+    }
+    if ((q = pick(core, vtpu_now_ns())) < 0) {
+        return false;
+    }
+    serve(core, (unsigned)q);
+    return true;
+}
+
+bool vtpu_core_step(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->busy = true;
+    bool did = !core->park && !core->asleep && step(core);
+    core->busy = false;
+    pthread_mutex_unlock(&core->lock);
+    return did;
+}
+
 void *vtpu_command_thread(void *opaque)
 {
     VtpuCore *core = opaque;
@@ -261,14 +289,7 @@ void *vtpu_command_thread(void *opaque)
     }
     pthread_mutex_lock(&core->lock);
     while (!core->exiting) {
-        int q;
-        if (atomic_load(&core->attention)) {
-            pthread_mutex_unlock(&core->lock);
-            vtpu_core_boundary(core);
-            pthread_mutex_lock(&core->lock);
-        } else if ((q = pick(core, vtpu_now_ns())) >= 0) {
-            serve(core, (unsigned)q);
-        } else {
+        if (!step(core)) {
             idle(core);
         }
     }

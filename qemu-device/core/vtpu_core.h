@@ -84,6 +84,9 @@ typedef struct VtpuCoreConfig {
     /* 0: instructions run in program order. Else the seed of a random order among
      * those that the counters allow, to find missing waits. */
     uint64_t schedule_seed;
+    /* No threads: nothing happens but in vtpu_core_step(). The same calls then
+     * lead to the same accesses in the same order, for fuzzers and debuggers. */
+    bool stepped;
 } VtpuCoreConfig;
 
 /* Returns NULL with *error (static string) when the configuration is wrong. */
@@ -122,6 +125,12 @@ uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 /* Queues, contexts and engines as lines of text, cut to size - 1 characters. */
 #define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
 void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
+/*
+ * Of a stepped machine: serves one ring command, or what callers asked for, on
+ * the calling thread, which makes the callbacks. False: there is nothing to do,
+ * or not yet (a WAIT that is held). Never from a callback, one caller at a time.
+ */
+bool vtpu_core_step(VtpuCore *core);
 /* Waits until no instruction and no callback is in progress; then parks there. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);

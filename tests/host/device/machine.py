@@ -41,6 +41,7 @@ def _injections() -> list[str]:
 
 D = _defines()
 INJECTIONS = _injections()
+HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
 EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -50,6 +51,7 @@ _Error = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p)
 _Dirty = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64, c.c_uint64)
 _Trace = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_uint, c.c_uint64, c.c_uint64)
 _WantsTrace = c.CFUNCTYPE(c.c_bool, c.c_void_p)
+_HardwareError = c.CFUNCTYPE(None, c.c_void_p, c.c_int)
 
 
 class _Ops(c.Structure):
@@ -63,6 +65,7 @@ class _Ops(c.Structure):
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
+        ("hardware_error", _HardwareError),
     )
 
 
@@ -73,6 +76,7 @@ class _Config(c.Structure):
         ("threads", c.c_uint),
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
+        ("stepped", c.c_bool),
     )
 
 
@@ -90,6 +94,7 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_core_injected.restype = c.c_uint64
     lib.vtpu_core_injected.argtypes = [c.c_void_p, c.c_int]
     lib.vtpu_core_describe.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t]
+    lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
     for name in ("free", "reset", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
     return lib
@@ -124,6 +129,7 @@ class Machine:
         self.irqs: list[int] = []
         self.events: list[tuple[str, int, int, int]] = []  # event, queue, a, b
         self.trace_instructions = False
+        self.hardware_errors: list[str] = []
         self._irq_seen = threading.Condition()
         self.on_dma: Callable[[str, int, int], None] | None = None
         self._ops = _Ops(
@@ -136,6 +142,7 @@ class Machine:
             None,
             None,
             _WantsTrace(lambda _: self.trace_instructions),
+            _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
         )
         self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
         error = c.c_char_p()
