@@ -228,6 +228,9 @@ class Machine:
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
 
+    def sleep(self, asleep: bool) -> None:
+        self.lib.vtpu_core_sleep(self._core, asleep)
+
     def inject(self, fault: str, value: int) -> bool:
         """False: the machine refuses the value."""
         return bool(self.lib.vtpu_core_inject(self._core, INJECTIONS.index(fault), value))
