@@ -336,6 +336,7 @@ static bool vtpu_init_capabilities(VtpuState *s, Error **errp)
     pcie_cap_fill_link_ep_usp(pdev, QEMU_PCI_EXP_LNK_X16, QEMU_PCI_EXP_LNK_16GT);
     pcie_cap_deverr_init(pdev);
     pcie_cap_flr_init(pdev);
+    pci_word_test_and_set_mask(pdev->wmask + PCI_COMMAND, PCI_COMMAND_PARITY);
     if (pcie_aer_init(pdev, PCI_ERR_VER, VTPU_EXT_AER, PCI_ERR_SIZEOF,
                       errp) < 0) {
         pcie_cap_exit(pdev);

@@ -40,7 +40,7 @@ static const VtpuInjectionProperty vtpu_injections[] = {
     { "inject-hbm-slow", VTPU_INJECT_HBM_SLOW, false,
       "how many times as long data takes to or from memory" },
     { "inject-dead", VTPU_INJECT_DEAD, true,
-      "registers read all ones, writes and doorbells are ignored" },
+      "its BARs read all ones and take no writes" },
 };
 
 static bool vtpu_is_running(VtpuState *s, const char *name, Error **errp)

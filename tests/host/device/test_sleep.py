@@ -9,9 +9,8 @@ from machine import D, Machine, Queue
 
 def _counting(out: int) -> bytes:
     """Stores a number that grows for ever."""
-    return ins("ADD", rd=R(1), a=R(1), b=1) + ins("ST", addr=out, value=R(1), mode="U64") + ins(
-        "JMP", target=0
-    )
+    add = ins("ADD", rd=R(1), a=R(1), b=1)
+    return add + ins("ST", addr=out, value=R(1), mode="U64") + ins("JMP", target=0)
 
 
 def test_a_program_stands_still_and_goes_on(machine: Machine, queue: Queue) -> None:
