@@ -72,6 +72,8 @@ typedef struct VtpuCoreOps {
     void (*thread_leave)(void *opaque);
     /* Whether instructions are traced; asked as a program starts. NULL: no. */
     bool (*trace_instructions)(void *opaque);
+    /* After vtpu_core_park(): at rest now. May be NULL. */
+    void (*parked)(void *opaque);
     /* Came just now, before its fault is recorded. May be NULL. */
     void (*hardware_error)(void *opaque, VtpuHardwareError what);
 } VtpuCoreOps;
@@ -131,7 +133,13 @@ void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
  * or not yet (a WAIT that is held). Never from a callback, one caller at a time.
  */
 bool vtpu_core_step(VtpuCore *core);
-/* Waits until no instruction and no callback is in progress; then parks there. */
+/*
+ * Asks the machine to come to rest between two instructions and to stay there,
+ * and returns; `parked` says when. It makes no callback after that one. A stepped
+ * machine is at rest whenever nobody steps it.
+ */
+void vtpu_core_park(VtpuCore *core);
+/* The same, and waits for it. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 

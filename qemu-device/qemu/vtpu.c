@@ -4,11 +4,8 @@
  * capabilities, DMA, interrupts, resets, properties.
  *
  * Threads: the machine's command thread makes the callbacks; it holds no lock
- * of its own then and takes the BQL. vCPUs and the main loop call the machine
- * with the BQL held; the machine never waits in those calls. Resets start
- * under the BQL, so a callback that holds it and finds no reset under way is
- * not stale, and memory and interrupts of the time before a reset never reach
- * the guest after it.
+ * of its own then, and never takes the BQL (vtpu_call.c). vCPUs and the main loop
+ * call the machine with the BQL held; the machine never waits in those calls.
  *
  * Errors: what a guest does wrong is logged as a guest error or becomes a
  * fault of its queue; nothing here aborts.
@@ -39,63 +36,6 @@
 #define VTPU_DOORBELL_PAGE 4096
 
 /* Callbacks of the machine, on its command thread */
-
-/* BQL held: what the machine does now is of before a reset or an unplug. */
-static bool vtpu_is_stale(VtpuState *s)
-{
-    return !s->core || vtpu_core_resetting(s->core);
-}
-
-bool vtpu_wait_for_bus(VtpuState *s)
-{
-    /* Asleep, the function may not use the bus: what is under way waits. */
-    while (!vtpu_is_stale(s) && vtpu_is_asleep(s)) {
-        qemu_cond_wait_bql(&s->awake);
-    }
-    return !vtpu_is_stale(s);
-}
-
-static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
-                     DMADirection dir)
-{
-    /* Memory only: the guest must not make us write our own registers. */
-    const MemTxAttrs attrs = { .memory = true };
-    bool ok;
-
-    bql_lock();
-    ok = vtpu_wait_for_bus(s);
-    if (ok && pci_dma_rw(PCI_DEVICE(s), addr, buf, len, dir, attrs)) {
-        vtpu_report_failed_dma(s, dir);
-        ok = false;
-    }
-    bql_unlock();
-    trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, ok);
-    return ok;
-}
-
-static bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len)
-{
-    return vtpu_dma(opaque, addr, buf, len, DMA_DIRECTION_TO_DEVICE);
-}
-
-static bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf,
-                           size_t len)
-{
-    return vtpu_dma(opaque, addr, (void *)buf, len,
-                    DMA_DIRECTION_FROM_DEVICE);
-}
-
-static void vtpu_raise_irq(void *opaque, unsigned vector)
-{
-    VtpuState *s = opaque;
-
-    bql_lock();
-    if (vtpu_wait_for_bus(s)) {
-        trace_vtpu_irq(s, vector);
-        msix_notify(PCI_DEVICE(s), vector);
-    }
-    bql_unlock();
-}
 
 static void vtpu_guest_error(void *opaque, const char *message)
 {
@@ -176,13 +116,14 @@ static void vtpu_thread_leave(void *opaque)
 static const VtpuCoreOps vtpu_core_ops = {
     .dma_read = vtpu_dma_read,
     .dma_write = vtpu_dma_write,
-    .raise_irq = vtpu_raise_irq,
+    .raise_irq = vtpu_interrupt,
     .guest_error = vtpu_guest_error,
     .hbm_dirty = vtpu_hbm_dirty,
     .trace = vtpu_trace,
     .thread_enter = vtpu_thread_enter,
     .thread_leave = vtpu_thread_leave,
     .trace_instructions = vtpu_trace_instructions,
+    .parked = vtpu_parked,
     .hardware_error = vtpu_report_hardware_error,
 };
 
@@ -293,7 +234,7 @@ static void vtpu_init_bar(VtpuState *s, int i, int number, uint8_t type,
 
 /* Configuration space */
 
-bool vtpu_is_asleep(VtpuState *s)
+static bool vtpu_is_asleep(VtpuState *s)
 {
     uint8_t *pm = PCI_DEVICE(s)->config + VTPU_CAP_PM;
 
@@ -311,8 +252,7 @@ static void vtpu_write_config(PCIDevice *pdev, uint32_t addr, uint32_t value,
     pcie_aer_write_config(pdev, addr, value, len);
     asleep = vtpu_is_asleep(s);
     if (s->core && asleep != was_asleep) {
-        vtpu_core_sleep(s->core, asleep);
-        qemu_cond_broadcast(&s->awake);
+        vtpu_set_asleep(s, asleep);
     }
 }
 
@@ -453,11 +393,11 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         .isa_path = s->isa_path,
         .schedule_seed = s->schedule_seed,
     };
-    qemu_cond_init(&s->awake);
+    vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
     if (!s->core) {
         error_setg(errp, "vtpu: %s", error);
-        qemu_cond_destroy(&s->awake);
+        vtpu_calls_exit(s);
         vtpu_exit_capabilities(s);
         vtpu_exit_hbm(s);
     }
@@ -469,18 +409,16 @@ static void vtpu_exit(PCIDevice *pdev)
     VtpuCore *core = s->core;
 
     /*
-     * The command thread may be waiting for the BQL in a callback, and so may
-     * a vCPU in an access to a BAR: neither is to use the machine after this.
+     * A vCPU may be waiting for the BQL in an access to a BAR, and the command
+     * thread for a call: neither is to use the machine after this.
      */
+    vtpu_start_reset(s);
+    vtpu_calls_close(s);
     s->core = NULL;
-    vtpu_core_reset(core);
-    qemu_cond_broadcast(&s->awake);
-    bql_unlock();
     vtpu_core_free(core);
-    bql_lock();
+    vtpu_calls_exit(s);
     vtpu_exit_capabilities(s);
     vtpu_exit_hbm(s);
-    qemu_cond_destroy(&s->awake);
 }
 
 static void vtpu_reset_hold(Object *obj, ResetType type)
@@ -490,8 +428,7 @@ static void vtpu_reset_hold(Object *obj, ResetType type)
     trace_vtpu_reset(s);
     pcie_cap_deverr_reset(PCI_DEVICE(s));
     if (s->core) {
-        vtpu_core_reset(s->core);
-        qemu_cond_broadcast(&s->awake);
+        vtpu_start_reset(s);
     }
 }
 

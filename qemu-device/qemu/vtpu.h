@@ -14,6 +14,18 @@
 #define TYPE_VTPU "vtpu"
 OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
 
+/* BQL held. */
+typedef void VtpuCallFn(VtpuState *s, void *arg);
+
+/* vtpu_call.c: the one call that the command thread waits for. */
+typedef struct VtpuCalls {
+    QemuMutex lock;
+    QemuCond changed;
+    QEMUBH *bh;
+    VtpuCallFn *fn; /* NULL: none */
+    void *arg;
+    bool parking, parked, asleep, closed;
+} VtpuCalls;
 enum { VTPU_REGS, VTPU_HBM, VTPU_DOORBELLS, VTPU_NUM_BARS };
 
 typedef struct VtpuBar {
@@ -29,8 +41,8 @@ struct VtpuState {
     MemoryRegion doorbells;
     MemoryRegion hbm_ram;
     MemoryRegion *hbm; /* hbm_ram, or the backend's */
-    QemuCond awake;    /* with the BQL: maybe no longer in D3hot */
     VtpuCore *core;    /* under the BQL; NULL before realize, once unplugged */
+    VtpuCalls calls;
 
     /* Properties */
     uint64_t hbm_size;
@@ -40,14 +52,28 @@ struct VtpuState {
     uint64_t schedule_seed;
 };
 
-/* vtpu.c; all need the BQL */
-bool vtpu_is_asleep(VtpuState *s);
-/*
- * On the machine's thread, before it uses the bus: waits out D3hot. False: what
- * it does is of before a reset or an unplug.
- */
-bool vtpu_wait_for_bus(VtpuState *s);
-/* Whether its BARs read all ones and take no writes. */
+/* vtpu_call.c: VtpuCoreOps. */
+bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len);
+bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len);
+void vtpu_interrupt(void *opaque, unsigned vector);
+void vtpu_parked(void *opaque);
+/* BQL held. A reset of the bus: nothing of before it gets through. */
+void vtpu_start_reset(VtpuState *s);
+/* BQL held. In D3hot: transfers and interrupts of the machine wait. */
+void vtpu_set_asleep(VtpuState *s, bool asleep);
+/* Not for the BQL: fn(s, arg) is called with it. False: maybe it was not. */
+bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg);
+/* With the BQL or calls.lock held: what is done now is of before a reset. */
+bool vtpu_is_stale(VtpuState *s);
+/* BQL held. Around the life of the machine; close() before it is freed. */
+void vtpu_calls_init(VtpuState *s);
+void vtpu_calls_close(VtpuState *s);
+void vtpu_calls_exit(VtpuState *s);
+/* BQL held and kept: returns when the machine is at rest; until unpark. */
+void vtpu_park(VtpuState *s);
+void vtpu_unpark(VtpuState *s);
+
+/* vtpu.c, BQL held: whether its BARs read all ones and take no writes. */
 void vtpu_set_dead(VtpuState *s, bool dead);
 
 /* vtpu_errors.c: what the function reports of errors; the second needs the BQL */

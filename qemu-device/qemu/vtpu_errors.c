@@ -6,7 +6,6 @@
  * says, and that is all of them: software has to ask.
  */
 #include "qemu/osdep.h"
-#include "qemu/main-loop.h"
 #include "hw/pci/pci.h"
 #include "hw/pci/pcie.h"
 
@@ -30,25 +29,29 @@ static const PCIEAERErr vtpu_hardware_errors[] = {
     },
 };
 
+static void vtpu_call_error(VtpuState *s, void *arg)
+{
+    PCIDevice *pdev = PCI_DEVICE(s);
+    VtpuHardwareError *what = arg;
+    PCIEAERErr error = vtpu_hardware_errors[*what];
+
+    if (vtpu_is_stale(s)) {
+        return;
+    }
+    error.source_id = pci_requester_id(pdev);
+    if (*what == VTPU_ERROR_POISONED) {
+        bool respond = pci_get_word(pdev->config + PCI_COMMAND) &
+                       PCI_COMMAND_PARITY;
+
+        vtpu_set_status(s, PCI_STATUS_DETECTED_PARITY |
+                           (respond ? PCI_STATUS_PARITY : 0));
+    }
+    pcie_aer_inject_error(pdev, &error);
+}
+
 void vtpu_report_hardware_error(void *opaque, VtpuHardwareError what)
 {
-    VtpuState *s = opaque;
-    PCIDevice *pdev = PCI_DEVICE(s);
-    PCIEAERErr error = vtpu_hardware_errors[what];
-
-    bql_lock();
-    if (vtpu_wait_for_bus(s)) {
-        error.source_id = pci_requester_id(pdev);
-        if (what == VTPU_ERROR_POISONED) {
-            bool respond = pci_get_word(pdev->config + PCI_COMMAND) &
-                           PCI_COMMAND_PARITY;
-
-            vtpu_set_status(s, PCI_STATUS_DETECTED_PARITY |
-                               (respond ? PCI_STATUS_PARITY : 0));
-        }
-        pcie_aer_inject_error(pdev, &error);
-    }
-    bql_unlock();
+    vtpu_call(opaque, vtpu_call_error, &what);
 }
 
 void vtpu_report_failed_dma(VtpuState *s, DMADirection dir)

@@ -65,6 +65,7 @@ class _Ops(c.Structure):
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
+        ("parked", c.c_void_p),
         ("hardware_error", _HardwareError),
     )
 
@@ -142,6 +143,7 @@ class Machine:
             None,
             None,
             _WantsTrace(lambda _: self.trace_instructions),
+            None,
             _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
         )
         self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
