@@ -93,9 +93,7 @@ static VtpuOutcome run(VtpuExec *x)
     VtpuOutcome outcome = VTPU_OUTCOME_FAILED;
 
     if (x->program || begin_program(x)) {
-        vtpu_pool_set_active(core->pool, true);
         outcome = vtpu_seq_run(x);
-        vtpu_pool_set_active(core->pool, false);
     }
     if (outcome == VTPU_OUTCOME_DONE) {
         vtpu_stat_add(&core->stat_programs, 1);
@@ -161,7 +159,8 @@ static bool copy(VtpuExec *x, const uint8_t *entry)
     while (bytes) {
         VtpuSpan to, from;
         uint64_t n = bytes < COPY_STEP ? bytes : COPY_STEP;
-        if (vtpu_stopped(x->core) || !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
+        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
+            !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
             !vtpu_mmu_span(x, dst, n, VTPU_ACCESS_WRITE, &to)) {
             return false;
         }
@@ -195,7 +194,8 @@ static bool fill(VtpuExec *x, const uint8_t *entry)
     }
     for (uint64_t n; bytes; dst += n, bytes -= n) {
         n = bytes < chunk ? bytes : chunk;
-        if (vtpu_stopped(x->core) || !vtpu_mem_write(x, dst, buffer, n)) {
+        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
+            !vtpu_mem_write(x, dst, buffer, n)) {
             return false;
         }
     }
@@ -249,10 +249,18 @@ static bool execute(VtpuExec *x)
     }
 }
 
+static bool needs_engines(uint8_t op)
+{
+    return op == VTPU_CMD_RUN || op == VTPU_CMD_COPY || op == VTPU_CMD_FILL;
+}
+
 VtpuOutcome vtpu_command_execute(VtpuExec *x)
 {
     VtpuOutcome outcome;
 
+    if (needs_engines(x->entry[VTPU_RING_OP]) && !vtpu_engines_take(x->core)) {
+        return VTPU_OUTCOME_FAILED;
+    }
     switch (x->entry[VTPU_RING_OP]) {
     case VTPU_CMD_RUN:
         outcome = run(x);

@@ -145,19 +145,21 @@ uint32_t vtpu_inject_ecc(VtpuCore *core)
 
 /*
  * Stays between two instructions until `until`, or while `what` is armed if
- * that is shorter, and meanwhile serves what callers ask; false: stopped.
+ * that is shorter, and meanwhile serves what callers ask and leaves the engines
+ * to others; false: stopped.
  */
 static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
 {
     VtpuCore *core = x->core;
     struct timespec end = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
 
+    vtpu_engines_release(core);
     for (;;) {
         if (!vtpu_core_boundary(core)) {
             return false;
         }
         if (vtpu_now_ns() >= until || (what < VTPU_NUM_INJECTIONS && !vtpu_injecting(core, what))) {
-            return true;
+            return vtpu_engines_take(core);
         }
         pthread_mutex_lock(&core->lock);
         if (!atomic_load(&core->attention)) {
@@ -196,7 +198,7 @@ bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
 
 uint64_t vtpu_inject_slow_begin(const VtpuCore *core)
 {
-    return vtpu_injecting(core, VTPU_INJECT_HBM_SLOW) ? vtpu_now_ns() : 0;
+    return vtpu_injecting(core, VTPU_INJECT_HBM_SLOW) ? vtpu_now_ns() - core->share.waited : 0;
 }
 
 bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
@@ -204,7 +206,7 @@ bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
     if (!begin) {
         return true;
     }
-    uint64_t now = vtpu_now_ns();
+    uint64_t now = vtpu_now_ns(), took = now - x->core->share.waited - begin;
     uint64_t factor = vtpu_core_injected(x->core, VTPU_INJECT_HBM_SLOW);
-    return pause_here(x, now + (now - begin) * (factor - 1), VTPU_INJECT_HBM_SLOW);
+    return pause_here(x, now + took * (factor - 1), VTPU_INJECT_HBM_SLOW);
 }

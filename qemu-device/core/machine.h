@@ -48,16 +48,46 @@ typedef struct VtpuPool VtpuPool;
 /* Part [begin, end) of a job; slot numbers the calling thread, 0..threads-1. */
 typedef void (*VtpuPoolFn)(void *arg, uint32_t begin, uint32_t end, unsigned slot);
 
-/* stop: when non-zero, parts not yet begun are skipped. NULL: out of threads. */
-VtpuPool *vtpu_pool_new(unsigned threads, const atomic_uint *stop);
+VtpuPool *vtpu_pool_new(unsigned threads); /* NULL: out of threads */
 void vtpu_pool_free(VtpuPool *pool);
 /*
  * Calls fn over [0, total) in parts of `grain`, on the caller and the workers,
  * and returns when all are done; false when stopped. One caller at a time.
  */
 bool vtpu_pool_for(VtpuPool *pool, uint32_t total, uint32_t grain, VtpuPoolFn fn, void *arg);
-/* While a program runs, idle workers spin a while before they sleep. */
-void vtpu_pool_set_active(VtpuPool *pool, bool active);
+/*
+ * To the one caller to come, whose parts not yet begun are skipped while *stop is
+ * non-zero; idle workers spin a while then before they sleep. NULL: to nobody.
+ */
+void vtpu_pool_lend(VtpuPool *pool, const atomic_uint *stop);
+
+/* ---- chip.c: the engines, shared by the machines of a chip ---- */
+
+#define VTPU_SLICE_NS 1000000
+
+/* A machine's share. [chip's lock] but for what is marked */
+typedef struct VtpuShare {
+    struct VtpuCore *next;
+    pthread_cond_t come; /* it is this machine's turn, or something else to look at */
+    bool waiting;
+    uint64_t used;   /* ns, at least the chip's clock as it began to wait */
+    bool held;       /* [command] */
+    uint64_t waited; /* ns, all time. [command] */
+} VtpuShare;
+
+void vtpu_chip_join(VtpuChip *chip, struct VtpuCore *core);
+void vtpu_chip_leave(struct VtpuCore *core);
+/* Returns once they are held, also if they were before; false: stopped. [command] */
+bool vtpu_engines_take(struct VtpuCore *core);
+/* The same within an instruction that gave them away to wait. [command] */
+bool vtpu_engines_take_back(struct VtpuCore *core);
+void vtpu_engines_release(struct VtpuCore *core); /* if held. [command] */
+/*
+ * Between instructions: gives way when the slice is over and another's turn has
+ * come, and waits for the next one if a command is running; false: stopped. [command]
+ */
+bool vtpu_engines_boundary(struct VtpuCore *core);
+void vtpu_engines_kick(struct VtpuCore *core); /* looks at `attention` again */
 
 /* ---- mmu.c: translation ---- */
 
@@ -196,7 +226,11 @@ struct VtpuCore {
     uint8_t *hbm;
     uint64_t hbm_bytes;
     const VtpuKernels *kernels;
+    VtpuChip *chip;
+    VtpuChip *own_chip; /* to be freed with the machine */
+    VtpuShare share;
     unsigned threads;
+    unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
 
@@ -213,6 +247,7 @@ struct VtpuCore {
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */
     bool exiting, park, parked, asleep, resetting, enabled;
+    bool clear; /* HBM, before the reset ends */
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     uint32_t reset_count, scratch, err_queues;

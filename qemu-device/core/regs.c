@@ -56,6 +56,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_NUM_QUEUES:
     case VTPU_REG_NUM_CONTEXTS:
     case VTPU_REG_NUM_MSIX:
+    case VTPU_REG_FUNCTION:
     case VTPU_REG_CTRL:
     case VTPU_REG_STATUS:
     case VTPU_REG_RESET_COUNT:
@@ -164,6 +165,8 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return VTPU_NUM_CONTEXTS;
     case VTPU_REG_NUM_MSIX:
         return VTPU_NUM_MSIX;
+    case VTPU_REG_FUNCTION:
+        return core->function;
     case VTPU_REG_CTRL:
         return core->enabled ? VTPU_CTRL_ENABLE : 0;
     case VTPU_REG_STATUS:

@@ -19,6 +19,7 @@
 #include <stdint.h>
 
 typedef struct VtpuCore VtpuCore;
+typedef struct VtpuChip VtpuChip;
 
 /* What is traced, and what a and b are. */
 typedef enum VtpuCoreEvent {
@@ -74,6 +75,8 @@ typedef struct VtpuCoreOps {
     bool (*trace_instructions)(void *opaque);
     /* After vtpu_core_park(): at rest now. May be NULL. */
     void (*parked)(void *opaque);
+    /* A reset that clears HBM has ended. May be NULL. */
+    void (*hbm_cleared)(void *opaque);
     /* Came just now, before its fault is recorded. May be NULL. */
     void (*hardware_error)(void *opaque, VtpuHardwareError what);
 } VtpuCoreOps;
@@ -89,7 +92,17 @@ typedef struct VtpuCoreConfig {
     /* No threads: nothing happens but in vtpu_core_step(). The same calls then
      * lead to the same accesses in the same order, for fuzzers and debuggers. */
     bool stepped;
+    VtpuChip *chip;    /* of several machines; NULL: one of its own, with `threads` */
+    unsigned function; /* register FUNCTION */
 } VtpuCoreConfig;
+
+/*
+ * A chip: compute threads and engines for up to a machine a function, which take
+ * turns with equal shares of the time. threads 0: the host's processors. NULL
+ * with *error (static string). It is freed after the last of its machines.
+ */
+VtpuChip *vtpu_chip_new(unsigned threads, const char **error);
+void vtpu_chip_free(VtpuChip *chip);
 
 /* Returns NULL with *error (static string) when the configuration is wrong. */
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
@@ -108,6 +121,8 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
+/* The same, and HBM is zero before RESETTING ends; then `hbm_cleared` is called. */
+void vtpu_core_reset_and_clear(VtpuCore *core);
 /*
  * True from the start of a reset until the old work is gone: a callback that
  * asks under the lock under which resets are started knows that it is stale.
@@ -116,10 +131,14 @@ bool vtpu_core_resetting(VtpuCore *core);
 /*
  * Asleep: no command begins and a program stands still, from its next
  * instruction boundary on; what software can read is kept. An instruction or
- * COPY in progress goes on: its callbacks may wait for the end of the sleep.
- * A reset ends it.
+ * COPY in progress goes on, and its callbacks call vtpu_core_wait_awake() when
+ * they find the machine asleep. A reset ends the sleep.
  */
 void vtpu_core_sleep(VtpuCore *core, bool asleep);
+/* False also while the machine is to be parked: what is in progress then ends. */
+bool vtpu_core_asleep(VtpuCore *core);
+/* From a callback alone: waits until it is not asleep, or is stopped. */
+void vtpu_core_wait_awake(VtpuCore *core);
 /* False: not a value of that fault. */
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* The value as it is now, used up or not. */

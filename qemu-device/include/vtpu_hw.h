@@ -6,6 +6,7 @@
 /* The device */
 #define VTPU_VENDOR_ID                           0x1234
 #define VTPU_DEVICE_ID                           0x5450
+#define VTPU_VF_DEVICE_ID                        0x5451
 #define VTPU_CLASS                               0x120000
 #define VTPU_REVISION                            1
 #define VTPU_HW_VERSION                          0x10000
@@ -18,6 +19,7 @@
 #define VTPU_MSIX_TABLE                          0x8000
 #define VTPU_MSIX_PBA                            0xc000
 #define VTPU_NUM_MSIX                            33
+#define VTPU_MAX_VFS                             15
 #define VTPU_NUM_QUEUES                          32
 #define VTPU_NUM_CONTEXTS                        64
 #define VTPU_NUM_SREGS                           64
@@ -46,6 +48,7 @@
 #define VTPU_REG_NUM_QUEUES                      0x001c
 #define VTPU_REG_NUM_CONTEXTS                    0x0020
 #define VTPU_REG_NUM_MSIX                        0x0024
+#define VTPU_REG_FUNCTION                        0x0038
 #define VTPU_REG_CTRL                            0x0040
 #define VTPU_CTRL_ENABLE                         0x1u
 #define VTPU_CTRL_RESET                          0x2u

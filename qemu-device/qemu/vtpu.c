@@ -414,7 +414,9 @@ static void vtpu_exit(PCIDevice *pdev)
      */
     vtpu_start_reset(s);
     vtpu_calls_close(s);
-    s->core = NULL;
+    WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
+        s->core = NULL;
+    }
     vtpu_core_free(core);
     vtpu_calls_exit(s);
     vtpu_exit_capabilities(s);

@@ -24,7 +24,7 @@ typedef struct VtpuCalls {
     QEMUBH *bh;
     VtpuCallFn *fn; /* NULL: none */
     void *arg;
-    bool parking, parked, asleep, closed;
+    bool parked, closed;
 } VtpuCalls;
 enum { VTPU_REGS, VTPU_HBM, VTPU_DOORBELLS, VTPU_NUM_BARS };
 

@@ -91,24 +91,22 @@ bool vtpu_is_stale(VtpuState *s)
     return !s->core || vtpu_core_resetting(s->core);
 }
 
-/*
- * With the BQL or calls.lock held: the function may not use the bus now. When it
- * is to come to rest, what is under way gets through: the VM does not run.
- */
+/* With the BQL or calls.lock held: in D3hot it may not use the bus. */
 static bool vtpu_must_wait(VtpuState *s)
 {
-    VtpuCalls *calls = &s->calls;
-
-    return calls->asleep && !calls->parking && !calls->closed &&
-           !vtpu_is_stale(s);
+    return s->core && vtpu_core_asleep(s->core);
 }
 
 static void vtpu_wait_awake(VtpuState *s)
 {
+    VtpuCore *core;
+
+    /* Its end waits for this thread. */
     WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
-        while (vtpu_must_wait(s)) {
-            qemu_cond_wait(&s->calls.changed, &s->calls.lock);
-        }
+        core = s->core;
+    }
+    if (core) {
+        vtpu_core_wait_awake(core);
     }
 }
 
@@ -208,18 +206,14 @@ void vtpu_start_reset(VtpuState *s)
 {
     WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
         vtpu_core_reset(s->core);
-        s->calls.asleep = false;
-        qemu_cond_broadcast(&s->calls.changed);
     }
 }
 
 void vtpu_set_asleep(VtpuState *s, bool asleep)
 {
     WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
-        s->calls.asleep = asleep;
-        qemu_cond_broadcast(&s->calls.changed);
+        vtpu_core_sleep(s->core, asleep);
     }
-    vtpu_core_sleep(s->core, asleep);
 }
 
 void vtpu_parked(void *opaque)
@@ -238,8 +232,6 @@ void vtpu_park(VtpuState *s)
 
     vtpu_core_park(s->core);
     qemu_mutex_lock(&calls->lock);
-    calls->parking = true;
-    qemu_cond_broadcast(&calls->changed);
     while (!calls->parked) {
         if (calls->fn) {
             vtpu_call_serve(s);
@@ -253,7 +245,7 @@ void vtpu_park(VtpuState *s)
 void vtpu_unpark(VtpuState *s)
 {
     qemu_mutex_lock(&s->calls.lock);
-    s->calls.parking = s->calls.parked = false;
+    s->calls.parked = false;
     qemu_mutex_unlock(&s->calls.lock);
     vtpu_core_resume(s->core);
 }
@@ -267,7 +259,7 @@ void vtpu_calls_init(VtpuState *s)
     calls->bh = qemu_bh_new_guarded(vtpu_call_bh, s,
                                     &DEVICE(s)->mem_reentrancy_guard);
     calls->fn = NULL;
-    calls->parking = calls->parked = calls->asleep = calls->closed = false;
+    calls->parked = calls->closed = false;
 }
 
 void vtpu_calls_close(VtpuState *s)
