@@ -91,6 +91,7 @@ static void finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    core->asleep = false;
     if (!core->busy && !core->clear && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
@@ -136,16 +137,23 @@ static void clear_hbm(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
 }
 
-/* Lock held: stays while the machine is to be parked. */
+/* Lock held. A stepped machine stands still by not being stepped. */
+static bool stands_still(const VtpuCore *core)
+{
+    return !core->exiting && !core->stepped &&
+           (core->park || (core->asleep && !vtpu_stopped(core)));
+}
+
+/* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
-    while (core->park && !core->exiting && !core->stepped) {
-        if (core->parked) {
+    while (stands_still(core)) {
+        vtpu_engines_release(core);
+        if (!core->park || core->parked) {
             pthread_cond_wait(&core->wake, &core->lock);
             continue;
         }
         core->parked = true;
-        vtpu_engines_release(core);
         pthread_cond_broadcast(&core->changed);
         if (core->ops.parked) {
             pthread_mutex_unlock(&core->lock);
@@ -204,6 +212,44 @@ void vtpu_core_reset_and_clear(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
 }
 
+void vtpu_core_sleep(VtpuCore *core, bool asleep)
+{
+    pthread_mutex_lock(&core->lock);
+    core->asleep = asleep;
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+/* Lock held. */
+static bool must_wait(const VtpuCore *core)
+{
+    return core->asleep && !core->park && !core->exiting && !vtpu_stopped(core);
+}
+
+bool vtpu_core_asleep(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool asleep = must_wait(core);
+    pthread_mutex_unlock(&core->lock);
+    return asleep;
+}
+
+void vtpu_core_wait_awake(VtpuCore *core)
+{
+    bool held = core->share.held;
+
+    pthread_mutex_lock(&core->lock);
+    while (must_wait(core)) {
+        vtpu_engines_release(core);
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (held) {
+        vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
+    }
+}
+
 bool vtpu_core_resetting(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
@@ -240,7 +286,7 @@ void vtpu_core_quiesce(VtpuCore *core)
 void vtpu_core_resume(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    core->park = false;
+    core->park = core->parked = false; /* who parks it again is to be told again */
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
 }
