@@ -88,6 +88,9 @@ static void finish_reset(VtpuCore *core)
     atomic_store(&core->stat_ecc_corrected, 0);
     atomic_store(&core->stat_busy_ns, 0);
     atomic_store(&core->stat_hbm_bytes, 0);
+    for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
+        atomic_store(&core->stat_model[n], 0);
+    }
     core->time_base = vtpu_now_ns();
     core->reset_count++;
     core->resetting = false;
@@ -98,6 +101,7 @@ static void finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    core->asleep = false;
     if (!core->busy && !core->clear && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
@@ -143,17 +147,28 @@ static void clear_hbm(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
 }
 
-/* Lock held: stays while the machine is to be parked. */
+/* Lock held. A stepped machine stands still by not being stepped. */
+static bool stands_still(const VtpuCore *core)
+{
+    return !core->exiting && !core->stepped &&
+           (core->park || (core->asleep && !vtpu_stopped(core)));
+}
+
+/* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
-    while (core->park && !core->exiting && !core->stepped) {
-        if (core->parked) {
+    bool rests = stands_still(core);
+
+    if (rests) {
+        vtpu_sched_pause(core);
+    }
+    while (stands_still(core)) {
+        vtpu_engines_release(core);
+        if (!core->park || core->parked) {
             pthread_cond_wait(&core->wake, &core->lock);
             continue;
         }
         core->parked = true;
-        vtpu_sched_pause(core);
-        vtpu_engines_release(core);
         pthread_cond_broadcast(&core->changed);
         if (core->ops.parked) {
             pthread_mutex_unlock(&core->lock);
@@ -161,8 +176,8 @@ static void rest(VtpuCore *core)
             pthread_mutex_lock(&core->lock);
         }
     }
-    if (core->parked) {
-        core->parked = false;
+    core->parked = false;
+    if (rests) {
         vtpu_sched_go_on(core);
     }
 }
@@ -215,6 +230,46 @@ void vtpu_core_reset_and_clear(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
 }
 
+void vtpu_core_sleep(VtpuCore *core, bool asleep)
+{
+    pthread_mutex_lock(&core->lock);
+    core->asleep = asleep;
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+/* Lock held. */
+static bool must_wait(const VtpuCore *core)
+{
+    return core->asleep && !core->park && !core->exiting && !vtpu_stopped(core);
+}
+
+bool vtpu_core_asleep(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool asleep = must_wait(core);
+    pthread_mutex_unlock(&core->lock);
+    return asleep;
+}
+
+void vtpu_core_wait_awake(VtpuCore *core)
+{
+    bool held = core->share.held;
+
+    pthread_mutex_lock(&core->lock);
+    vtpu_sched_pause(core);
+    while (must_wait(core)) {
+        vtpu_engines_release(core);
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    vtpu_sched_go_on(core);
+    pthread_mutex_unlock(&core->lock);
+    if (held) {
+        vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
+    }
+}
+
 bool vtpu_core_resetting(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
@@ -251,7 +306,7 @@ void vtpu_core_quiesce(VtpuCore *core)
 void vtpu_core_resume(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    core->park = false;
+    core->park = core->parked = false; /* who parks it again is to be told again */
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
 }
@@ -272,6 +327,9 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     }
     if (!vtpu_kernels_get(config->isa_path)) {
         return "this host has no such vector path";
+    }
+    if (config->timing_trace && !config->timing && !config->timing_file) {
+        return "timing-trace needs a timing model: timing or timing-file";
     }
     return NULL;
 }
@@ -309,6 +367,7 @@ static void destroy(VtpuCore *core)
 {
     vtpu_chip_leave(core);
     vtpu_chip_free(core->own_chip);
+    vtpu_timing_trace_close(core);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
         free(core->buffer[i].data);
     }
@@ -331,7 +390,10 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_condattr_t monotonic;
 
     *error = check_config(config, ops);
-    if (*error) {
+    struct vtpu_timing_params timing = { 0 };
+    bool timed = config->timing || config->timing_file;
+    if (*error ||
+        (timed && !vtpu_timing_params(config->timing, config->timing_file, &timing, error))) {
         return NULL;
     }
     unsigned threads = config->stepped ? 1 : config->threads;
@@ -355,6 +417,8 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->stepped = config->stepped;
     core->schedule_seed = config->schedule_seed;
+    core->timed = timed;
+    core->timing = timing;
     core->running = -1;
     core->busy = !config->stepped;
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
@@ -374,6 +438,10 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_cond_init(&core->share.come, &monotonic);
     pthread_condattr_destroy(&monotonic);
     vtpu_chip_join(own ? own : config->chip, core);
+    if (config->timing_trace && !vtpu_timing_trace_open(core, config->timing_trace, error)) {
+        destroy(core);
+        return NULL;
+    }
     if (!core->stepped && !start_threads(core)) {
         destroy(core);
         *error = "cannot start threads";

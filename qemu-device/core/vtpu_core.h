@@ -29,6 +29,7 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_DOORBELL, /* the tail, 0 */
     VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
     VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
+    VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
     VTPU_EVENT_PREEMPTED, /* a program is set aside: its pc, its ring index */
     VTPU_EVENT_RESUMED, /* it goes on: likewise */
 } VtpuCoreEvent;
@@ -49,6 +50,13 @@ typedef enum VtpuInjection {
     VTPU_INJECT_DEAD,          /* 1: registers read all ones, nothing happens; 0: as after a reset */
     VTPU_NUM_INJECTIONS
 } VtpuInjection;
+
+/* Errors of the hardware that its surroundings may report, beside the fault they cause. */
+typedef enum VtpuHardwareError {
+    VTPU_ERROR_CORRECTED,   /* of HBM, corrected: no fault */
+    VTPU_ERROR_UNCORRECTED, /* of HBM: ECC fault */
+    VTPU_ERROR_POISONED,    /* data read from system memory came with an error: BUS fault */
+} VtpuHardwareError;
 
 /* What the machine asks of its surroundings. Each returns true on success. */
 typedef struct VtpuCoreOps {
@@ -72,6 +80,8 @@ typedef struct VtpuCoreOps {
     void (*parked)(void *opaque);
     /* A reset that clears HBM has ended. May be NULL. */
     void (*hbm_cleared)(void *opaque);
+    /* Came just now, before its fault is recorded. May be NULL. */
+    void (*hardware_error)(void *opaque, VtpuHardwareError what);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -87,6 +97,10 @@ typedef struct VtpuCoreConfig {
     bool stepped;
     VtpuChip *chip;    /* of several machines; NULL: one of its own, with `threads` */
     unsigned function; /* register FUNCTION */
+    /* The timing model: a chip of spec/timing.toml, a file of lines `parameter =
+     * number` that changes it (or the first one), or both. NULL, NULL: none. */
+    const char *timing, *timing_file;
+    const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
 } VtpuCoreConfig;
 
 /*
@@ -97,7 +111,10 @@ typedef struct VtpuCoreConfig {
 VtpuChip *vtpu_chip_new(unsigned threads, const char **error);
 void vtpu_chip_free(VtpuChip *chip);
 
-/* Returns NULL with *error (static string) when the configuration is wrong. */
+/*
+ * Returns NULL with *error when the configuration is wrong: a string that lasts
+ * until the thread's next call. The configuration's strings are copied.
+ */
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
                         void *opaque, const char **error);
 void vtpu_core_free(VtpuCore *core);
@@ -121,6 +138,17 @@ void vtpu_core_reset_and_clear(VtpuCore *core);
  * asks under the lock under which resets are started knows that it is stale.
  */
 bool vtpu_core_resetting(VtpuCore *core);
+/*
+ * Asleep: no command begins and a program stands still, from its next
+ * instruction boundary on; what software can read is kept. An instruction or
+ * COPY in progress goes on, and its callbacks call vtpu_core_wait_awake() when
+ * they find the machine asleep. A reset ends the sleep.
+ */
+void vtpu_core_sleep(VtpuCore *core, bool asleep);
+/* False also while the machine is to be parked: what is in progress then ends. */
+bool vtpu_core_asleep(VtpuCore *core);
+/* From a callback alone: waits until it is not asleep, or is stopped. */
+void vtpu_core_wait_awake(VtpuCore *core);
 /* False: not a value of that fault. */
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* The value as it is now, used up or not. */

@@ -41,7 +41,9 @@ def _injections() -> list[str]:
 
 D = _defines()
 INJECTIONS = _injections()
-EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "PREEMPTED", "RESUMED")
+HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
+EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
+EVENTS += ("PREEMPTED", "RESUMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -51,6 +53,7 @@ _Dirty = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64, c.c_uint64)
 _Trace = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_uint, c.c_uint64, c.c_uint64)
 _Cleared = c.CFUNCTYPE(None, c.c_void_p)
 _WantsTrace = c.CFUNCTYPE(c.c_bool, c.c_void_p)
+_HardwareError = c.CFUNCTYPE(None, c.c_void_p, c.c_int)
 
 
 class _Ops(c.Structure):
@@ -66,6 +69,7 @@ class _Ops(c.Structure):
         ("trace_instructions", _WantsTrace),
         ("parked", c.c_void_p),
         ("hbm_cleared", _Cleared),
+        ("hardware_error", _HardwareError),
     )
 
 
@@ -79,6 +83,9 @@ class _Config(c.Structure):
         ("stepped", c.c_bool),
         ("chip", c.c_void_p),
         ("function", c.c_uint),
+        ("timing", c.c_char_p),
+        ("timing_file", c.c_char_p),
+        ("timing_trace", c.c_char_p),
     )
 
 
@@ -99,6 +106,7 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_chip_new.restype = c.c_void_p
     lib.vtpu_chip_new.argtypes = [c.c_uint, c.c_void_p]
     lib.vtpu_chip_free.argtypes = [c.c_void_p]
+    lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
     for name in ("free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
     return lib
@@ -132,6 +140,9 @@ class Machine:
         guard: int = 0,
         chip: Chip | None = None,
         function: int = 0,
+        timing: str | None = None,
+        timing_file: Path | None = None,
+        timing_trace: Path | None = None,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -150,6 +161,7 @@ class Machine:
         self.cleared = 0
         self.events: list[tuple[str, int, int, int]] = []  # event, queue, a, b
         self.trace_instructions = False
+        self.hardware_errors: list[str] = []
         self._irq_seen = threading.Condition()
         self.on_dma: Callable[[str, int, int], None] | None = None
         self._ops = _Ops(
@@ -164,6 +176,7 @@ class Machine:
             _WantsTrace(lambda _: self.trace_instructions),
             None,
             _Cleared(self._hbm_cleared),
+            _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
         )
         self._config = _Config(
             hbm=base,
@@ -171,6 +184,9 @@ class Machine:
             threads=threads,
             isa_path=isa.encode() if isa else None,
             schedule_seed=seed,
+            timing=timing.encode() if timing else None,
+            timing_file=str(timing_file).encode() if timing_file else None,
+            timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
         )
@@ -270,6 +286,9 @@ class Machine:
 
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
+
+    def sleep(self, asleep: bool) -> None:
+        self.lib.vtpu_core_sleep(self._core, asleep)
 
     def inject(self, fault: str, value: int) -> bool:
         """False: the machine refuses the value."""
