@@ -33,8 +33,6 @@
 #define VTPU_CAP_PCIE   0x60
 #define VTPU_EXT_AER    0x100
 
-#define VTPU_DOORBELL_PAGE 4096
-
 /* Callbacks of the machine, on its command thread */
 
 static void vtpu_guest_error(void *opaque, const char *message)
@@ -46,7 +44,7 @@ static void vtpu_hbm_dirty(void *opaque, uint64_t offset, uint64_t len)
 {
     VtpuState *s = opaque;
 
-    memory_region_set_dirty(s->hbm, offset, len);
+    memory_region_set_dirty(s->hbm, s->hbm_offset + offset, len);
 }
 
 static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
@@ -124,6 +122,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .thread_leave = vtpu_thread_leave,
     .trace_instructions = vtpu_trace_instructions,
     .parked = vtpu_parked,
+    .hbm_cleared = vtpu_hbm_cleared,
 };
 
 /*
@@ -196,6 +195,7 @@ static void vtpu_write_config(PCIDevice *pdev, uint32_t addr, uint32_t value,
     pci_default_write_config(pdev, addr, value, len);
     pcie_cap_flr_write_config(pdev, addr, value, len);
     pcie_aer_write_config(pdev, addr, value, len);
+    vtpu_sriov_config_written(VTPU(pdev));
 }
 
 static bool vtpu_init_capabilities(VtpuState *s, Error **errp)
@@ -245,12 +245,113 @@ static void vtpu_exit_capabilities(VtpuState *s)
 
 /* Life */
 
+bool vtpu_function_realize(VtpuState *s, unsigned number, const char *isa_path,
+                           uint64_t schedule_seed, Error **errp)
+{
+    PCIDevice *pdev = PCI_DEVICE(s);
+    const char *error;
+
+    memory_region_init(&s->bar0, OBJECT(s), "vtpu-bar0", VTPU_REGS_SIZE);
+    memory_region_init_io(&s->regs, OBJECT(s), &vtpu_regs_ops, s, "vtpu-regs",
+                          VTPU_MSIX_TABLE);
+    memory_region_add_subregion(&s->bar0, 0, &s->regs);
+    memory_region_init_alias(&s->hbm_slice, OBJECT(s), "vtpu-hbm-slice", s->hbm,
+                             s->hbm_offset, s->hbm_size);
+    memory_region_init_io(&s->doorbells, OBJECT(s), &vtpu_doorbell_ops, s,
+                          "vtpu-doorbells",
+                          VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
+    pci_register_bar(pdev, VTPU_BAR_REGS, VTPU_BAR_REGS_TYPE, &s->bar0);
+    pci_register_bar(pdev, VTPU_BAR_HBM, VTPU_BAR_HBM_TYPE, &s->hbm_slice);
+    pci_register_bar(pdev, VTPU_BAR_DOORBELL, VTPU_BAR_DOORBELL_TYPE,
+                     &s->doorbells);
+    if (!vtpu_init_capabilities(s, errp)) {
+        return false;
+    }
+
+    VtpuCoreConfig config = {
+        .hbm = memory_region_get_ram_ptr(&s->hbm_slice),
+        .hbm_bytes = s->hbm_size,
+        .isa_path = isa_path,
+        .schedule_seed = schedule_seed,
+        .chip = s->chip,
+        .function = number,
+    };
+    vtpu_calls_init(s);
+    s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
+    if (!s->core) {
+        error_setg(errp, "vtpu: %s", error);
+        vtpu_calls_exit(s);
+        vtpu_exit_capabilities(s);
+        return false;
+    }
+    return true;
+}
+
+void vtpu_function_exit(VtpuState *s)
+{
+    VtpuCore *core = s->core;
+
+    /*
+     * A vCPU may be waiting for the BQL in an access to a BAR, and the command
+     * thread for a call: neither is to use the machine after this.
+     */
+    vtpu_start_reset(s);
+    vtpu_calls_close(s);
+    s->core = NULL;
+    vtpu_core_free(core);
+    vtpu_calls_exit(s);
+    vtpu_exit_capabilities(s);
+}
+
+void vtpu_function_reset(VtpuState *s)
+{
+    trace_vtpu_reset(s);
+    if (s->core) {
+        vtpu_start_reset(s);
+    }
+}
+
+/* The physical function */
+
+bool vtpu_check_hbm_size(const char *property, uint64_t size, Error **errp)
+{
+    if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
+        error_setg(errp, "vtpu: %s must be a power of two "
+                   "from 16 MiB to 64 GiB", property);
+        return false;
+    }
+    return true;
+}
+
+static bool vtpu_check_properties(VtpuState *s, Error **errp)
+{
+    if (s->num_vfs > VTPU_MAX_VFS) {
+        error_setg(errp, "vtpu: sriov-vfs must be at most %d", VTPU_MAX_VFS);
+        return false;
+    }
+    if (s->num_vfs &&
+        !vtpu_check_hbm_size("vf-hbm-size", s->vf_hbm_size, errp)) {
+        return false;
+    }
+    if (s->hbm_backend) {
+        uint64_t vfs = s->num_vfs * s->vf_hbm_size, size;
+
+        size = memory_region_size(
+            host_memory_backend_get_memory(s->hbm_backend));
+        s->hbm_size = size > vfs ? size - vfs : 0;
+        return vtpu_check_hbm_size("hbm-memdev, less sriov-vfs times "
+                                   "vf-hbm-size,", s->hbm_size, errp);
+    }
+    return vtpu_check_hbm_size("hbm-size", s->hbm_size, errp);
+}
+
 static bool vtpu_init_hbm(VtpuState *s, Error **errp)
 {
     if (!s->hbm_backend) {
         s->hbm = &s->hbm_ram;
         return memory_region_init_ram(s->hbm, OBJECT(s), "vtpu-hbm",
-                                      s->hbm_size, errp);
+                                      s->hbm_size + s->num_vfs * s->vf_hbm_size,
+                                      errp);
     }
     if (host_memory_backend_is_mapped(s->hbm_backend)) {
         error_setg(errp, "vtpu: memory backend '%s' is already in use",
@@ -259,7 +360,6 @@ static bool vtpu_init_hbm(VtpuState *s, Error **errp)
         return false;
     }
     s->hbm = host_memory_backend_get_memory(s->hbm_backend);
-    s->hbm_size = memory_region_size(s->hbm);
     host_memory_backend_set_mapped(s->hbm_backend, true);
     return true;
 }
@@ -277,91 +377,53 @@ static void vtpu_exit_hbm(VtpuState *s)
     }
 }
 
-static bool vtpu_check_properties(VtpuState *s, Error **errp)
+static bool vtpu_init_chip(VtpuState *s, Error **errp)
 {
-    uint64_t size = s->hbm_backend
-                        ? memory_region_size(host_memory_backend_get_memory(
-                              s->hbm_backend))
-                        : s->hbm_size;
+    const char *error;
 
-    if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
-        error_setg(errp, "vtpu: hbm-size must be a power of two "
-                   "from 16 MiB to 64 GiB");
-        return false;
+    s->chip = vtpu_chip_new(s->threads, &error);
+    if (!s->chip) {
+        error_setg(errp, "vtpu: %s", error);
     }
-    return true;
+    return s->chip;
 }
 
 static void vtpu_realize(PCIDevice *pdev, Error **errp)
 {
     VtpuState *s = VTPU(pdev);
-    const char *error;
 
     if (!vtpu_check_properties(s, errp) || !vtpu_init_hbm(s, errp)) {
         return;
     }
-    memory_region_init(&s->bar0, OBJECT(s), "vtpu-bar0", VTPU_REGS_SIZE);
-    memory_region_init_io(&s->regs, OBJECT(s), &vtpu_regs_ops, s, "vtpu-regs",
-                          VTPU_MSIX_TABLE);
-    memory_region_add_subregion(&s->bar0, 0, &s->regs);
-    memory_region_init_io(&s->doorbells, OBJECT(s), &vtpu_doorbell_ops, s,
-                          "vtpu-doorbells",
-                          VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
-    pci_register_bar(pdev, VTPU_BAR_REGS, PCI_BASE_ADDRESS_SPACE_MEMORY,
-                     &s->bar0);
-    pci_register_bar(pdev, VTPU_BAR_HBM,
-                     PCI_BASE_ADDRESS_MEM_TYPE_64 |
-                     PCI_BASE_ADDRESS_MEM_PREFETCH, s->hbm);
-    pci_register_bar(pdev, VTPU_BAR_DOORBELL, PCI_BASE_ADDRESS_SPACE_MEMORY,
-                     &s->doorbells);
-    if (!vtpu_init_capabilities(s, errp)) {
-        vtpu_exit_hbm(s);
+    if (!vtpu_init_chip(s, errp)) {
+        goto no_chip;
+    }
+    if (!vtpu_function_realize(s, 0, s->isa_path, s->schedule_seed, errp)) {
+        goto no_function;
+    }
+    if (vtpu_sriov_init(s, errp)) {
         return;
     }
-
-    VtpuCoreConfig config = {
-        .hbm = memory_region_get_ram_ptr(s->hbm),
-        .hbm_bytes = s->hbm_size,
-        .threads = s->threads,
-        .isa_path = s->isa_path,
-        .schedule_seed = s->schedule_seed,
-    };
-    vtpu_calls_init(s);
-    s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
-    if (!s->core) {
-        error_setg(errp, "vtpu: %s", error);
-        vtpu_calls_exit(s);
-        vtpu_exit_capabilities(s);
-        vtpu_exit_hbm(s);
-    }
+    vtpu_function_exit(s);
+no_function:
+    vtpu_chip_free(s->chip);
+no_chip:
+    vtpu_exit_hbm(s);
 }
 
 static void vtpu_exit(PCIDevice *pdev)
 {
     VtpuState *s = VTPU(pdev);
-    VtpuCore *core = s->core;
 
-    /*
-     * A vCPU may be waiting for the BQL in an access to a BAR, and the command
-     * thread for a call: neither is to use the machine after this.
-     */
-    vtpu_start_reset(s);
-    vtpu_calls_close(s);
-    s->core = NULL;
-    vtpu_core_free(core);
-    vtpu_calls_exit(s);
-    vtpu_exit_capabilities(s);
+    vtpu_sriov_exit(s);
+    vtpu_function_exit(s);
+    vtpu_chip_free(s->chip);
     vtpu_exit_hbm(s);
 }
 
 static void vtpu_reset_hold(Object *obj, ResetType type)
 {
-    VtpuState *s = VTPU(obj);
-
-    trace_vtpu_reset(s);
-    if (s->core) {
-        vtpu_start_reset(s);
-    }
+    vtpu_function_reset(VTPU(obj));
 }
 
 static const Property vtpu_properties[] = {
@@ -371,12 +433,27 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_UINT16("sriov-vfs", VtpuState, num_vfs, 0),
+    DEFINE_PROP_SIZE("vf-hbm-size", VtpuState, vf_hbm_size, 256 * MiB),
 };
 
 static const VMStateDescription vtpu_vmstate = {
     .name = TYPE_VTPU,
     .unmigratable = 1,
 };
+
+static void vtpu_function_class_init(ObjectClass *class, void *data)
+{
+    DeviceClass *dc = DEVICE_CLASS(class);
+    PCIDeviceClass *k = PCI_DEVICE_CLASS(class);
+
+    k->config_write = vtpu_write_config;
+    k->vendor_id = VTPU_VENDOR_ID;
+    k->revision = VTPU_REVISION;
+    k->class_id = VTPU_CLASS >> 8;
+    set_bit(DEVICE_CATEGORY_MISC, dc->categories);
+    vtpu_monitor_class_init(class);
+}
 
 static void vtpu_class_init(ObjectClass *class, void *data)
 {
@@ -386,33 +463,30 @@ static void vtpu_class_init(ObjectClass *class, void *data)
 
     k->realize = vtpu_realize;
     k->exit = vtpu_exit;
-    k->config_write = vtpu_write_config;
-    k->vendor_id = VTPU_VENDOR_ID;
     k->device_id = VTPU_DEVICE_ID;
-    k->revision = VTPU_REVISION;
-    k->class_id = VTPU_CLASS >> 8;
     rc->phases.hold = vtpu_reset_hold;
     dc->desc = "Virtual tensor processing unit";
     dc->vmsd = &vtpu_vmstate;
     device_class_set_props(dc, vtpu_properties);
-    set_bit(DEVICE_CATEGORY_MISC, dc->categories);
-    vtpu_monitor_class_init(class);
 }
 
-static const TypeInfo vtpu_info = {
-    .name = TYPE_VTPU,
-    .parent = TYPE_PCI_DEVICE,
-    .instance_size = sizeof(VtpuState),
-    .class_init = vtpu_class_init,
-    .interfaces = (InterfaceInfo[]) {
-        { INTERFACE_PCIE_DEVICE },
-        { }
+static const TypeInfo vtpu_types[] = {
+    {
+        .name = TYPE_VTPU_FUNCTION,
+        .parent = TYPE_PCI_DEVICE,
+        .abstract = true,
+        .instance_size = sizeof(VtpuState),
+        .class_init = vtpu_function_class_init,
+        .interfaces = (InterfaceInfo[]) {
+            { INTERFACE_PCIE_DEVICE },
+            { }
+        },
+    },
+    {
+        .name = TYPE_VTPU,
+        .parent = TYPE_VTPU_FUNCTION,
+        .class_init = vtpu_class_init,
     },
 };
 
-static void vtpu_register_types(void)
-{
-    type_register_static(&vtpu_info);
-}
-
-type_init(vtpu_register_types)
+DEFINE_TYPES(vtpu_types)
