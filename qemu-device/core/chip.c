@@ -97,7 +97,8 @@ static void wait_for_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
     core->share.waiting = false;
 }
 
-bool vtpu_engines_take(VtpuCore *core)
+/* Within an instruction it does not come to rest, and asks only for a stop. */
+static bool take(VtpuCore *core, bool within)
 {
     VtpuChip *chip = core->chip;
     bool go_on = true;
@@ -114,6 +115,9 @@ bool vtpu_engines_take(VtpuCore *core)
     while (go_on && chip->holder != core) {
         if (!chip->holder) {
             give_turn(chip, core, now);
+        } else if (within) {
+            wait_for_turn(chip, core, now);
+            go_on = !vtpu_stopped(core);
         } else if (atomic_load(&core->attention)) {
             /* Not in the queue meanwhile: it may be parked there. */
             pthread_mutex_unlock(&chip->lock);
@@ -128,6 +132,16 @@ bool vtpu_engines_take(VtpuCore *core)
     core->share.held = go_on;
     core->share.waited += now - begin;
     return go_on;
+}
+
+bool vtpu_engines_take(VtpuCore *core)
+{
+    return take(core, false);
+}
+
+bool vtpu_engines_take_back(VtpuCore *core)
+{
+    return take(core, true);
 }
 
 void vtpu_engines_release(VtpuCore *core)

@@ -88,6 +88,7 @@ static void finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    core->asleep = false;
     if (!core->busy && !core->clear && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
@@ -112,37 +113,63 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
     vtpu_core_kick(core); /* it may be in a pause */
 }
 
+static bool is_exiting(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool exiting = core->exiting;
+    pthread_mutex_unlock(&core->lock);
+    return exiting;
+}
+
 /*
- * Lock held: HBM to zero. What is zero is only read, so that memory which nobody
- * touched costs the host nothing.
+ * HBM to zero. What is zero is only read, so that memory which nobody touched
+ * costs the host nothing.
  */
 static void clear_hbm(VtpuCore *core)
 {
-    for (uint64_t at = 0; at < core->hbm_bytes && !core->exiting; at += CLEAR_STEP) {
+    VtpuExec *x = &core->exec[0]; /* none is in progress */
+
+    for (uint64_t at = 0; at < core->hbm_bytes && !is_exiting(core); at += CLEAR_STEP) {
         uint8_t *part = core->hbm + at;
 
-        pthread_mutex_unlock(&core->lock);
         if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
             memset(part, 0, CLEAR_STEP);
-            vtpu_dirty(&core->exec[0], part, CLEAR_STEP);
+            vtpu_dirty(x, part, CLEAR_STEP);
+        }
+    }
+    vtpu_dirty_flush(x);
+}
+
+/* Lock held, in a reset. */
+static void clear_if_wanted(VtpuCore *core)
+{
+    while (core->clear && !core->exiting) {
+        core->clear = false;
+        pthread_mutex_unlock(&core->lock);
+        clear_hbm(core);
+        if (core->ops.hbm_cleared) {
+            core->ops.hbm_cleared(core->opaque);
         }
         pthread_mutex_lock(&core->lock);
     }
-    pthread_mutex_unlock(&core->lock);
-    vtpu_dirty_flush(&core->exec[0]);
-    pthread_mutex_lock(&core->lock);
 }
 
-/* Lock held: stays while the machine is to be parked. */
+static bool stands_still(const VtpuCore *core)
+{
+    return !core->exiting && !core->stepped &&
+           (core->park || (core->asleep && !vtpu_stopped(core)));
+}
+
+/* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
-    while (core->park && !core->exiting && !core->stepped) {
-        if (core->parked) {
+    while (stands_still(core)) {
+        vtpu_engines_release(core);
+        if (!core->park || core->parked) {
             pthread_cond_wait(&core->wake, &core->lock);
             continue;
         }
         core->parked = true;
-        vtpu_engines_release(core);
         pthread_cond_broadcast(&core->changed);
         if (core->ops.parked) {
             pthread_mutex_unlock(&core->lock);
@@ -155,7 +182,7 @@ static void rest(VtpuCore *core)
 
 bool vtpu_core_boundary(VtpuCore *core)
 {
-    bool held = core->share.held, cleared = false;
+    bool held = core->share.held;
 
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
@@ -164,11 +191,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
-        while (core->clear && !core->exiting) {
-            core->clear = false;
-            clear_hbm(core);
-            cleared = !core->exiting;
-        }
+        clear_if_wanted(core);
         finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -177,9 +200,6 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
     for (; irqs; irqs &= irqs - 1) {
         vtpu_raise_irq(core, (unsigned)__builtin_ctzll(irqs));
-    }
-    if (cleared && core->ops.hbm_cleared) {
-        core->ops.hbm_cleared(core->opaque);
     }
     /* A command that had the engines gets them back, after others in their turn. */
     return go_on && (!held || ((core->running < 0 || vtpu_engines_take(core)) &&
@@ -199,6 +219,52 @@ void vtpu_core_reset_and_clear(VtpuCore *core)
     core->clear = true;
     vtpu_core_start_reset(core);
     pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_sleep(VtpuCore *core, bool asleep)
+{
+    pthread_mutex_lock(&core->lock);
+    core->asleep = asleep;
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+/* Lock held. */
+static bool must_wait(const VtpuCore *core)
+{
+    return core->asleep && !core->park && !core->exiting && !vtpu_stopped(core);
+}
+
+bool vtpu_core_asleep(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool asleep = must_wait(core);
+    pthread_mutex_unlock(&core->lock);
+    return asleep;
+}
+
+void vtpu_core_wait_awake(VtpuCore *core)
+{
+    bool held = core->share.held;
+
+    pthread_mutex_lock(&core->lock);
+    while (must_wait(core)) {
+        vtpu_engines_release(core);
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (held) {
+        vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
+    }
+}
+
+bool vtpu_core_hbm_clear(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool clear = !core->clear;
+    pthread_mutex_unlock(&core->lock);
+    return clear;
 }
 
 bool vtpu_core_resetting(VtpuCore *core)
@@ -237,7 +303,7 @@ void vtpu_core_quiesce(VtpuCore *core)
 void vtpu_core_resume(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    core->park = false;
+    core->park = core->parked = false; /* who parks it again is to be told again */
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
 }

@@ -59,14 +59,14 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     pthread_mutex_lock(&core->lock);
     memcpy(queue, core->queue, sizeof(queue));
     memcpy(root, core->ctx_root, sizeof(root));
-    bool enabled = core->enabled, resetting = core->resetting;
+    bool enabled = core->enabled, resetting = core->resetting, asleep = core->asleep;
     int running = core->running;
     uint32_t last_pc = running < 0 ? 0 : atomic_load(&core->exec[running].last_pc);
     uint32_t resets = core->reset_count;
     pthread_mutex_unlock(&core->lock);
 
-    put(&text, "device: %s, %u resets", resetting ? "resetting" : enabled ? "ready" : "disabled",
-        resets);
+    put(&text, "device: %s, %u resets",
+        resetting ? "resetting" : asleep ? "asleep" : enabled ? "ready" : "disabled", resets);
     if (running >= 0) {
         put(&text, ", serves queue %d, last pc 0x%x", running, last_pc);
     }

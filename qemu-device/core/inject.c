@@ -112,17 +112,35 @@ uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence)
     return fence ^ use(core, VTPU_INJECT_FENCE_CORRUPT, UINT64_MAX);
 }
 
-bool vtpu_inject_dma_error(VtpuCore *core)
+static void report(VtpuCore *core, VtpuHardwareError what)
 {
-    return use(core, VTPU_INJECT_DMA_ERROR, 1) == 1;
+    if (core->ops.hardware_error) {
+        core->ops.hardware_error(core->opaque, what);
+    }
+}
+
+bool vtpu_inject_dma_error(VtpuCore *core, bool read)
+{
+    if (use(core, VTPU_INJECT_DMA_ERROR, 1) != 1) {
+        return false;
+    }
+    if (read) { /* a write has no answer that could carry an error */
+        report(core, VTPU_ERROR_POISONED);
+    }
+    return true;
 }
 
 uint32_t vtpu_inject_ecc(VtpuCore *core)
 {
     if (use(core, VTPU_INJECT_ECC_SINGLE, 1)) {
         vtpu_stat_add(&core->stat_ecc_corrected, 1);
+        report(core, VTPU_ERROR_CORRECTED);
     }
-    return use(core, VTPU_INJECT_ECC_DOUBLE, 1) ? VTPU_FAULT_ECC : VTPU_FAULT_NONE;
+    if (!use(core, VTPU_INJECT_ECC_DOUBLE, 1)) {
+        return VTPU_FAULT_NONE;
+    }
+    report(core, VTPU_ERROR_UNCORRECTED);
+    return VTPU_FAULT_ECC;
 }
 
 /*

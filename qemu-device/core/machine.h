@@ -79,6 +79,8 @@ void vtpu_chip_join(VtpuChip *chip, struct VtpuCore *core);
 void vtpu_chip_leave(struct VtpuCore *core);
 /* Returns once they are held, also if they were before; false: stopped. [command] */
 bool vtpu_engines_take(struct VtpuCore *core);
+/* The same within an instruction that gave them away to wait. [command] */
+bool vtpu_engines_take_back(struct VtpuCore *core);
 void vtpu_engines_release(struct VtpuCore *core); /* if held. [command] */
 /*
  * Between instructions: gives way when the slice is over and another's turn has
@@ -244,7 +246,7 @@ struct VtpuCore {
 
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */
-    bool exiting, park, parked, resetting, enabled;
+    bool exiting, park, parked, asleep, resetting, enabled;
     bool clear; /* HBM, before the reset ends */
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
@@ -298,7 +300,7 @@ static inline bool vtpu_injecting(const VtpuCore *core, VtpuInjection what)
 /* Every interrupt goes through here. */
 void vtpu_raise_irq(VtpuCore *core, unsigned vector);
 uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
-bool vtpu_inject_dma_error(VtpuCore *core);  /* true: this transfer fails */
+bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fails */
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
 bool vtpu_inject_hang(VtpuExec *x);
 bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);

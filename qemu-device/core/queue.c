@@ -277,7 +277,7 @@ bool vtpu_core_step(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
     core->busy = true;
-    bool did = !core->park && step(core);
+    bool did = !core->park && !core->asleep && step(core);
     vtpu_engines_release(core);
     core->busy = false;
     pthread_mutex_unlock(&core->lock);

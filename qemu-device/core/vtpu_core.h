@@ -48,6 +48,13 @@ typedef enum VtpuInjection {
     VTPU_NUM_INJECTIONS
 } VtpuInjection;
 
+/* Errors of the hardware that its surroundings may report, beside the fault they cause. */
+typedef enum VtpuHardwareError {
+    VTPU_ERROR_CORRECTED,   /* of HBM, corrected: no fault */
+    VTPU_ERROR_UNCORRECTED, /* of HBM: ECC fault */
+    VTPU_ERROR_POISONED,    /* data read from system memory came with an error: BUS fault */
+} VtpuHardwareError;
+
 /* What the machine asks of its surroundings. Each returns true on success. */
 typedef struct VtpuCoreOps {
     /* System memory by bus address; fails without side effect on a bad one. */
@@ -68,8 +75,10 @@ typedef struct VtpuCoreOps {
     bool (*trace_instructions)(void *opaque);
     /* After vtpu_core_park(): at rest now. May be NULL. */
     void (*parked)(void *opaque);
-    /* A reset that clears HBM has ended. May be NULL. */
+    /* HBM is zero and the reset about to end; see vtpu_core_hbm_clear(). May be NULL. */
     void (*hbm_cleared)(void *opaque);
+    /* Came just now, before its fault is recorded. May be NULL. */
+    void (*hardware_error)(void *opaque, VtpuHardwareError what);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -112,13 +121,26 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
-/* The same, and HBM is zero before RESETTING ends; then `hbm_cleared` is called. */
+/* The same, and HBM is zero and `hbm_cleared` called before RESETTING ends. */
 void vtpu_core_reset_and_clear(VtpuCore *core);
+/* For `hbm_cleared`. False: meanwhile another clearing was asked for, and follows. */
+bool vtpu_core_hbm_clear(VtpuCore *core);
 /*
  * True from the start of a reset until the old work is gone: a callback that
  * asks under the lock under which resets are started knows that it is stale.
  */
 bool vtpu_core_resetting(VtpuCore *core);
+/*
+ * Asleep: no command begins and a program stands still, from its next
+ * instruction boundary on; what software can read is kept. An instruction or
+ * COPY in progress goes on, and its callbacks call vtpu_core_wait_awake() when
+ * they find the machine asleep. A reset ends the sleep.
+ */
+void vtpu_core_sleep(VtpuCore *core, bool asleep);
+/* False also while the machine is to be parked: what is in progress then ends. */
+bool vtpu_core_asleep(VtpuCore *core);
+/* From a callback alone: waits until it is not asleep, or is stopped. */
+void vtpu_core_wait_awake(VtpuCore *core);
 /* False: not a value of that fault. */
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* The value as it is now, used up or not. */

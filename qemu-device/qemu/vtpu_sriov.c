@@ -107,9 +107,8 @@ static void vtpu_vf_release_slice(VtpuState *s)
 
 static void vtpu_vf_show_slice(VtpuState *s, void *arg)
 {
-    /* Another reset may have begun meanwhile, and will end likewise. */
-    if (!s->core || vtpu_core_resetting(s->core)) {
-        return;
+    if (!s->core || !vtpu_core_hbm_clear(s->core)) {
+        return; /* another reset hid it meanwhile, and will come here, too */
     }
     memory_region_set_enabled(&s->hbm_slice, true);
     if (!PCI_DEVICE(s)->enabled) {

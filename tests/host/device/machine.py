@@ -41,6 +41,7 @@ def _injections() -> list[str]:
 
 D = _defines()
 INJECTIONS = _injections()
+HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
 EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -51,6 +52,7 @@ _Dirty = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64, c.c_uint64)
 _Trace = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_uint, c.c_uint64, c.c_uint64)
 _Cleared = c.CFUNCTYPE(None, c.c_void_p)
 _WantsTrace = c.CFUNCTYPE(c.c_bool, c.c_void_p)
+_HardwareError = c.CFUNCTYPE(None, c.c_void_p, c.c_int)
 
 
 class _Ops(c.Structure):
@@ -66,6 +68,7 @@ class _Ops(c.Structure):
         ("trace_instructions", _WantsTrace),
         ("parked", c.c_void_p),
         ("hbm_cleared", _Cleared),
+        ("hardware_error", _HardwareError),
     )
 
 
@@ -99,6 +102,7 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_chip_new.restype = c.c_void_p
     lib.vtpu_chip_new.argtypes = [c.c_uint, c.c_void_p]
     lib.vtpu_chip_free.argtypes = [c.c_void_p]
+    lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
     for name in ("free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
     return lib
@@ -150,6 +154,7 @@ class Machine:
         self.cleared = 0
         self.events: list[tuple[str, int, int, int]] = []  # event, queue, a, b
         self.trace_instructions = False
+        self.hardware_errors: list[str] = []
         self._irq_seen = threading.Condition()
         self.on_dma: Callable[[str, int, int], None] | None = None
         self._ops = _Ops(
@@ -164,6 +169,7 @@ class Machine:
             _WantsTrace(lambda _: self.trace_instructions),
             None,
             _Cleared(self._hbm_cleared),
+            _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
         )
         self._config = _Config(
             hbm=base,
@@ -270,6 +276,9 @@ class Machine:
 
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
+
+    def sleep(self, asleep: bool) -> None:
+        self.lib.vtpu_core_sleep(self._core, asleep)
 
     def inject(self, fault: str, value: int) -> bool:
         """False: the machine refuses the value."""
