@@ -346,8 +346,10 @@ class Queue:
         context: int = 0,
         ring: int | None = None,
         fence: int | None = None,
+        vector: int | None = None,
     ) -> None:
-        self.vtpu, self.number, self.tail, self.vector = vtpu, number, 0, number + 1
+        self.vtpu, self.number, self.tail = vtpu, number, 0
+        self.vector = number + 1 if vector is None else vector
         self.ring = vtpu.ram + number * 8192
         self.fence_at = self.ring + 4096
         vtpu.qemu.write(self.ring, bytes(8192))
