@@ -100,6 +100,9 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_INJECTED:
         trace_vtpu_injected(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_TIMED:
+        trace_vtpu_timed(opaque, queue, a, b);
+        break;
     }
 }
 
@@ -400,6 +403,9 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         .threads = s->threads,
         .isa_path = s->isa_path,
         .schedule_seed = s->schedule_seed,
+        .timing = s->timing,
+        .timing_file = s->timing_file,
+        .timing_trace = s->timing_trace,
     };
     vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
@@ -449,6 +455,9 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_STRING("timing", VtpuState, timing),
+    DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
+    DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
 };
 
 static const VMStateDescription vtpu_vmstate = {
