@@ -53,6 +53,15 @@ void vtpu_command_drop(VtpuExec *x)
     x->vmem = NULL;
 }
 
+static bool check_profile(const VtpuExec *x, const uint8_t *entry)
+{
+    uint64_t va = field64(entry, VTPU_CMD_RUN_PROFILE_VA);
+    uint32_t bytes = field32(entry, VTPU_CMD_RUN_PROFILE_BYTES);
+
+    return bytes == 0 ? va == 0
+                      : x->core->timed && va && va % 8 == 0 && bytes >= VTPU_PROFILE_HEADER_BYTES;
+}
+
 /* Everything of a RUN up to its first instruction. */
 static bool begin_program(VtpuExec *x)
 {
@@ -64,7 +73,7 @@ static bool begin_program(VtpuExec *x)
     uint64_t args_va = field64(entry, VTPU_CMD_RUN_ARGS_VA);
     uint32_t num_args = field32(entry, VTPU_CMD_RUN_NUM_ARGS);
 
-    if (!check_entry(entry, VTPU_CMD_RUN_NUM_ARGS + 4) || code_va % VTPU_INSTR_BYTES ||
+    if (!check_entry(entry, VTPU_CMD_RUN_PROFILE_VA + 8) || !check_profile(x, entry) || code_va % VTPU_INSTR_BYTES ||
         code_bytes % VTPU_INSTR_BYTES || code_bytes == 0 || code_bytes > VTPU_MAX_CODE_BYTES ||
         start % VTPU_INSTR_BYTES || start >= code_bytes || args_va % 8 ||
         num_args > VTPU_MAX_ARGS) {
@@ -82,6 +91,10 @@ static bool begin_program(VtpuExec *x)
     if (!x->vmem) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_EXEC, code_va);
     }
+    if (core->timed && !vtpu_timing_begin(x, field64(entry, VTPU_CMD_RUN_PROFILE_VA),
+                                          field32(entry, VTPU_CMD_RUN_PROFILE_BYTES))) {
+        return false;
+    }
     x->pc = start;
     vtpu_seq_start(x);
     return vtpu_inject_hang(x);
@@ -94,6 +107,9 @@ static VtpuOutcome run(VtpuExec *x)
 
     if (x->program || begin_program(x)) {
         outcome = vtpu_seq_run(x);
+        if (outcome == VTPU_OUTCOME_DONE && core->timed && !vtpu_timing_end(x)) {
+            outcome = VTPU_OUTCOME_FAILED;
+        }
     }
     if (outcome == VTPU_OUTCOME_DONE) {
         vtpu_stat_add(&core->stat_programs, 1);

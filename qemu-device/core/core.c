@@ -78,6 +78,9 @@ static void finish_reset(VtpuCore *core)
     atomic_store(&core->stat_ecc_corrected, 0);
     atomic_store(&core->stat_busy_ns, 0);
     atomic_store(&core->stat_hbm_bytes, 0);
+    for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
+        atomic_store(&core->stat_model[n], 0);
+    }
     core->time_base = vtpu_now_ns();
     core->reset_count++;
     core->resetting = false;
@@ -325,6 +328,9 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     if (!vtpu_kernels_get(config->isa_path)) {
         return "this host has no such vector path";
     }
+    if (config->timing_trace && !config->timing && !config->timing_file) {
+        return "timing-trace needs a timing model: timing or timing-file";
+    }
     return NULL;
 }
 
@@ -347,6 +353,7 @@ static void destroy(VtpuCore *core)
 {
     vtpu_chip_leave(core);
     vtpu_chip_free(core->own_chip);
+    vtpu_timing_trace_close(core);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
         free(core->buffer[i].data);
     }
@@ -368,7 +375,10 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_condattr_t monotonic;
 
     *error = check_config(config, ops);
-    if (*error) {
+    struct vtpu_timing_params timing = { 0 };
+    bool timed = config->timing || config->timing_file;
+    if (*error ||
+        (timed && !vtpu_timing_params(config->timing, config->timing_file, &timing, error))) {
         return NULL;
     }
     unsigned threads = config->stepped ? 1 : config->threads;
@@ -392,6 +402,8 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->stepped = config->stepped;
     core->schedule_seed = config->schedule_seed;
+    core->timed = timed;
+    core->timing = timing;
     core->running = -1;
     core->busy = !config->stepped;
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
@@ -409,6 +421,10 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_cond_init(&core->share.come, &monotonic);
     pthread_condattr_destroy(&monotonic);
     vtpu_chip_join(own ? own : config->chip, core);
+    if (config->timing_trace && !vtpu_timing_trace_open(core, config->timing_trace, error)) {
+        destroy(core);
+        return NULL;
+    }
     if (!core->stepped && !start_thread(core)) {
         destroy(core);
         *error = "cannot start a thread";

@@ -49,6 +49,23 @@ static void put_queue(Text *text, unsigned q, const VtpuQueue *queue)
     put(text, "\n");
 }
 
+/* The timing model's totals, as the registers give them. */
+static void put_model(Text *text, const VtpuCore *core)
+{
+    static const char *const names[VTPU_NUM_MODEL_STATS] = {
+        "cycles", "HBM bytes read", "HBM bytes written", "VMEM bytes", "operations", "SEQ busy",
+        "DMA busy", "MXU busy", "VPU busy", "waiting for counters", "waiting for room",
+        "waiting in SYNC", "waiting for HBM",
+    };
+
+    put(text, "model: %u MHz", core->timing.clock_mhz);
+    for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
+        put(text, ", %s %" PRIu64, names[n],
+            atomic_load_explicit(&core->stat_model[n], memory_order_relaxed));
+    }
+    put(text, "\n");
+}
+
 void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
 {
     static const char *const engines[] = VTPU_ENGINE_NAMES;
@@ -74,6 +91,9 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         put(&text, "engine %s: %" PRIu64 " instructions\n", NAME_OF(engines, e),
             atomic_load_explicit(&core->stat_engine[e], memory_order_relaxed));
+    }
+    if (core->timed) {
+        put_model(&text, core);
     }
     for (unsigned c = 0; c < VTPU_NUM_CONTEXTS; c++) {
         if (root[c]) {

@@ -19,8 +19,11 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
+#include "footprint.h"
 #include "kernels.h"
+#include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
 #include "vtpu_isa.h"
@@ -145,6 +148,7 @@ typedef struct VtpuVmem {
 /* ---- seq.c, engine_*.c: one command ---- */
 
 #define VTPU_ENGINE_DEPTH 16
+#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_HBM_STALL - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
 
 typedef struct VtpuIssued {
     const VtpuDecoded *in; /* the program's, at pc */
@@ -195,6 +199,9 @@ typedef struct VtpuExec {
     bool watched; /* look at each instruction before it is executed */
     bool traced;
     _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
+    bool observed; /* tell the timing model of each instruction */
+
+    VtpuTiming timing; /* state of a RUN where there is a timing model */
 } VtpuExec;
 
 /* How far a command got. */
@@ -233,6 +240,8 @@ struct VtpuCore {
     unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
+    bool timed; /* programs are timed on the chip that is described by: */
+    struct vtpu_timing_params timing;
 
     pthread_mutex_t lock;
     pthread_cond_t wake;    /* the command thread has something to look at */
@@ -265,6 +274,7 @@ struct VtpuCore {
     /* Statistics: written by the command thread, read by all. */
     _Atomic uint64_t stat_programs, stat_busy_ns, stat_hbm_bytes, stat_ecc_corrected;
     _Atomic uint64_t stat_engine[VTPU_NUM_ENGINES]; /* instructions */
+    _Atomic uint64_t stat_model[VTPU_NUM_MODEL_STATS]; /* as STAT_MODEL_CYCLES and on */
 
     /* [command] for the running command's context, [lock] for the others */
     uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
@@ -277,6 +287,8 @@ struct VtpuCore {
     uint64_t program_clock;
     VtpuBuffer buffer[VTPU_NUM_BUFFERS];
     uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
+    FILE *timing_trace;              /* or NULL */
+    uint64_t timing_trace_end;       /* cycles that it covers */
 };
 
 /* core.c */
@@ -382,6 +394,17 @@ bool vtpu_mem_write(VtpuExec *x, uint64_t va, const void *buf, uint64_t len);
 /* Bus accesses that record BUS faults. */
 bool vtpu_bus_read(VtpuExec *x, uint64_t bus, void *buf, uint64_t len);
 bool vtpu_bus_write(VtpuExec *x, uint64_t bus, const void *buf, uint64_t len);
+
+/* -DVTPU_UNOBSERVED leaves the hooks out, to measure what they cost when off. */
+static inline bool vtpu_observed(const VtpuExec *x)
+{
+#ifdef VTPU_UNOBSERVED
+    (void)x;
+    return false;
+#else
+    return __builtin_expect(x->observed, false);
+#endif
+}
 
 static inline void vtpu_relax(void)
 {

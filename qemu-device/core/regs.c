@@ -37,8 +37,18 @@ static unsigned queue_reg_size(uint64_t offset)
     }
 }
 
+/* STAT_MODEL_*, which follow one another. */
+static bool is_model_stat(uint64_t offset)
+{
+    return offset >= VTPU_REG_STAT_MODEL_CYCLES && offset <= VTPU_REG_STAT_MODEL_HBM_STALL &&
+           offset % 8 == 0;
+}
+
 static unsigned device_reg_size(uint64_t offset)
 {
+    if (is_model_stat(offset)) {
+        return 8;
+    }
     switch (offset) {
     case VTPU_REG_HBM_SIZE:
     case VTPU_REG_TIME:
@@ -65,6 +75,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_TEST_IRQ:
     case VTPU_REG_TLB_INVALIDATE:
     case VTPU_REG_TLB_PENDING:
+    case VTPU_REG_MODEL_MHZ:
         return 4;
     default:
         return 0;
@@ -148,6 +159,11 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     if (reg->offset >= VTPU_QUEUE_OFFSET) {
         return read_queue(core, reg);
     }
+    if (is_model_stat(reg->offset)) {
+        return atomic_load_explicit(
+            &core->stat_model[(reg->offset - VTPU_REG_STAT_MODEL_CYCLES) / 8],
+            memory_order_relaxed);
+    }
     switch (reg->offset) {
     case VTPU_REG_ID:
         return VTPU_MAGIC;
@@ -155,6 +171,10 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return VTPU_HW_VERSION;
     case VTPU_REG_ISA_VERSION:
         return VTPU_ISA_VERSION;
+    case VTPU_REG_CAPS:
+        return core->timed ? VTPU_CAPS_TIMING : 0;
+    case VTPU_REG_MODEL_MHZ:
+        return core->timed ? core->timing.clock_mhz : 0;
     case VTPU_REG_HBM_SIZE:
         return core->hbm_bytes;
     case VTPU_REG_VMEM_SIZE:

@@ -100,6 +100,12 @@ static inline void complete(VtpuExec *x, const struct vtpu_instr *in, int engine
     vtpu_stat_add(&x->core->stat_engine[engine], 1);
 }
 
+/* An instruction has been executed, for whoever keeps account of it. */
+static bool observe(VtpuExec *x, const VtpuIssued *i)
+{
+    return vtpu_timing_execute(x, i);
+}
+
 static bool step_engine(VtpuExec *x, int engine)
 {
     VtpuEngine *e = &x->engine[engine];
@@ -122,6 +128,9 @@ static bool step_engine(VtpuExec *x, int engine)
     vtpu_dirty_flush(x);
     if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
+        return false;
+    }
+    if (vtpu_observed(x) && !observe(x, i)) {
         return false;
     }
     complete(x, &i->in->in, engine);
@@ -182,6 +191,9 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     e->count++;
     x->pending++;
     x->pc += VTPU_INSTR_BYTES;
+    if (vtpu_observed(x)) {
+        vtpu_timing_issue(x, i);
+    }
     return true;
 }
 
@@ -238,7 +250,8 @@ static bool jump(VtpuExec *x, uint64_t target)
 static bool step_seq(VtpuExec *x, bool *halt)
 {
     const VtpuDecoded *d = at_pc(x);
-    uint64_t v[8];
+    VtpuIssued self; /* as an engine's instruction would be */
+    uint64_t *v = self.v;
 
     x->fault.pc = x->pc;
     if (!d) {
@@ -250,6 +263,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
     if (d->info->engine != VTPU_ENGINE_SEQ) {
         return issue(x, d);
     }
+    self.wait_value = wait_value(x, &d->in); /* before it writes a register */
     if (!operands(x, d, v)) {
         return false;
     }
@@ -324,6 +338,13 @@ static bool step_seq(VtpuExec *x, bool *halt)
     if (!ok || (taken && !jump(x, target))) {
         return false;
     }
+    if (vtpu_observed(x)) {
+        self.in = d;
+        self.pc = x->fault.pc;
+        if (!observe(x, &self)) {
+            return false;
+        }
+    }
     if (!taken && !*halt) {
         x->pc += VTPU_INSTR_BYTES;
     }
@@ -371,6 +392,7 @@ static void watch_if_wanted(VtpuExec *x)
 
     x->traced = ops->trace && ops->trace_instructions &&
                 ops->trace_instructions(x->core->opaque);
+    x->observed = x->core->timed;
     x->watched = x->traced || vtpu_injecting(x->core, VTPU_INJECT_HANG_PC);
 }
 

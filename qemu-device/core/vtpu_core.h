@@ -29,6 +29,7 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_DOORBELL, /* the tail, 0 */
     VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
     VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
+    VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
 } VtpuCoreEvent;
 
 /* Faults on demand, and what their value is. A device reset ends the hangs alone. */
@@ -94,6 +95,10 @@ typedef struct VtpuCoreConfig {
     bool stepped;
     VtpuChip *chip;    /* of several machines; NULL: one of its own, with `threads` */
     unsigned function; /* register FUNCTION */
+    /* The timing model: a chip of spec/timing.toml, a file of lines `parameter =
+     * number` that changes it (or the first one), or both. NULL, NULL: none. */
+    const char *timing, *timing_file;
+    const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
 } VtpuCoreConfig;
 
 /*
@@ -104,7 +109,10 @@ typedef struct VtpuCoreConfig {
 VtpuChip *vtpu_chip_new(unsigned threads, const char **error);
 void vtpu_chip_free(VtpuChip *chip);
 
-/* Returns NULL with *error (static string) when the configuration is wrong. */
+/*
+ * Returns NULL with *error when the configuration is wrong: a string that lasts
+ * until the thread's next call. The configuration's strings are copied.
+ */
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
                         void *opaque, const char **error);
 void vtpu_core_free(VtpuCore *core);

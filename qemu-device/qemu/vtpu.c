@@ -98,6 +98,9 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_INJECTED:
         trace_vtpu_injected(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_TIMED:
+        trace_vtpu_timed(opaque, queue, a, b);
+        break;
     }
 }
 
@@ -307,8 +310,13 @@ static void vtpu_exit_capabilities(VtpuState *s)
 
 /* Life */
 
-bool vtpu_function_realize(VtpuState *s, unsigned number, const char *isa_path,
-                           uint64_t schedule_seed, Error **errp)
+static const char *vtpu_backend_name(VtpuState *s)
+{
+    return object_get_canonical_path_component(OBJECT(s->hbm_backend));
+}
+
+bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
+                           Error **errp)
 {
     PCIDevice *pdev = PCI_DEVICE(s);
     const char *error;
@@ -336,8 +344,11 @@ bool vtpu_function_realize(VtpuState *s, unsigned number, const char *isa_path,
     VtpuCoreConfig config = {
         .hbm = memory_region_get_ram_ptr(&s->hbm_slice),
         .hbm_bytes = s->hbm_size,
-        .isa_path = isa_path,
-        .schedule_seed = schedule_seed,
+        .isa_path = pf->isa_path,
+        .schedule_seed = pf->schedule_seed,
+        .timing = pf->timing,
+        .timing_file = pf->timing_file,
+        .timing_trace = number ? NULL : pf->timing_trace, /* it is one file */
         .chip = s->chip,
         .function = number,
     };
@@ -381,11 +392,12 @@ void vtpu_function_reset(VtpuState *s)
 
 /* The physical function */
 
-bool vtpu_check_hbm_size(const char *property, uint64_t size, Error **errp)
+static bool vtpu_check_hbm_size(const char *property, uint64_t size,
+                                Error **errp)
 {
     if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
-        error_setg(errp, "vtpu: %s must be a power of two "
-                   "from 16 MiB to 64 GiB", property);
+        error_setg(errp, "vtpu: %s must be a power of two from 16 MiB to "
+                   "64 GiB", property);
         return false;
     }
     return true;
@@ -404,11 +416,14 @@ static bool vtpu_check_properties(VtpuState *s, Error **errp)
     if (s->hbm_backend) {
         uint64_t vfs = s->num_vfs * s->vf_hbm_size, size;
 
+        g_autofree char *name =
+            g_strdup_printf("hbm-memdev '%s'%s", vtpu_backend_name(s),
+                            vfs ? ", less sriov-vfs times vf-hbm-size," : "");
+
         size = memory_region_size(
             host_memory_backend_get_memory(s->hbm_backend));
         s->hbm_size = size > vfs ? size - vfs : 0;
-        return vtpu_check_hbm_size("hbm-memdev, less sriov-vfs times "
-                                   "vf-hbm-size,", s->hbm_size, errp);
+        return vtpu_check_hbm_size(name, s->hbm_size, errp);
     }
     return vtpu_check_hbm_size("hbm-size", s->hbm_size, errp);
 }
@@ -423,8 +438,7 @@ static bool vtpu_init_hbm(VtpuState *s, Error **errp)
     }
     if (host_memory_backend_is_mapped(s->hbm_backend)) {
         error_setg(errp, "vtpu: memory backend '%s' is already in use",
-                   object_get_canonical_path_component(
-                       OBJECT(s->hbm_backend)));
+                   vtpu_backend_name(s));
         return false;
     }
     s->hbm = host_memory_backend_get_memory(s->hbm_backend);
@@ -466,7 +480,7 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
     if (!vtpu_init_chip(s, errp)) {
         goto no_chip;
     }
-    if (!vtpu_function_realize(s, 0, s->isa_path, s->schedule_seed, errp)) {
+    if (!vtpu_function_realize(s, s, 0, errp)) {
         goto no_function;
     }
     if (vtpu_sriov_init(s, errp)) {
@@ -501,6 +515,9 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_STRING("timing", VtpuState, timing),
+    DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
+    DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
     DEFINE_PROP_UINT16("sriov-vfs", VtpuState, num_vfs, 0),
     DEFINE_PROP_SIZE("vf-hbm-size", VtpuState, vf_hbm_size, 256 * MiB),
 };

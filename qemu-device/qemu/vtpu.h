@@ -72,6 +72,7 @@ struct VtpuState {
     uint32_t threads;
     char *isa_path;
     uint64_t schedule_seed;
+    char *timing, *timing_file, *timing_trace;
     uint16_t num_vfs;
     uint64_t vf_hbm_size;
 };
@@ -80,11 +81,10 @@ struct VtpuState {
  * vtpu.c: what every function does. Realize wants hbm, hbm_offset, hbm_size and
  * chip; errors leave nothing behind.
  */
-bool vtpu_function_realize(VtpuState *s, unsigned number, const char *isa_path,
-                           uint64_t schedule_seed, Error **errp);
+bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
+                           Error **errp);
 void vtpu_function_exit(VtpuState *s);
 void vtpu_function_reset(VtpuState *s);
-bool vtpu_check_hbm_size(const char *property, uint64_t size, Error **errp);
 
 /* vtpu_sriov.c: what the physical function does for virtual ones, if it has any. */
 bool vtpu_sriov_init(VtpuState *s, Error **errp);

@@ -149,8 +149,7 @@ static void vtpu_vf_realize(PCIDevice *pdev, Error **errp)
     s->hbm = pf->hbm;
     s->hbm_size = pf->vf_hbm_size;
     s->hbm_offset = pf->hbm_size + number * pf->vf_hbm_size;
-    if (!vtpu_function_realize(s, number + 1, pf->isa_path, pf->schedule_seed,
-                               errp)) {
+    if (!vtpu_function_realize(s, pf, number + 1, errp)) {
         return;
     }
     pcie_ari_init(pdev, VTPU_EXT_ARI);

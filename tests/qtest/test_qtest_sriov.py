@@ -431,9 +431,7 @@ def test_a_backend_holds_all_slices(open_vtpu: Callable[..., Vtpu], tmp_path: Pa
         ("hbm-memdev=ram,sriov-vfs=2,vf-hbm-size=32M", "less sriov-vfs times vf-hbm-size"),
     ],
 )
-def test_bad_properties_are_refused(
-    qemu_command: list[str], properties: str, message: str
-) -> None:
+def test_bad_properties_are_refused(qemu_command: list[str], properties: str, message: str) -> None:
     import subprocess
 
     done = subprocess.run(

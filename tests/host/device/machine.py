@@ -42,7 +42,7 @@ def _injections() -> list[str]:
 D = _defines()
 INJECTIONS = _injections()
 HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
-EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
+EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -82,6 +82,9 @@ class _Config(c.Structure):
         ("stepped", c.c_bool),
         ("chip", c.c_void_p),
         ("function", c.c_uint),
+        ("timing", c.c_char_p),
+        ("timing_file", c.c_char_p),
+        ("timing_trace", c.c_char_p),
     )
 
 
@@ -136,6 +139,9 @@ class Machine:
         guard: int = 0,
         chip: Chip | None = None,
         function: int = 0,
+        timing: str | None = None,
+        timing_file: Path | None = None,
+        timing_trace: Path | None = None,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -177,6 +183,9 @@ class Machine:
             threads=threads,
             isa_path=isa.encode() if isa else None,
             schedule_seed=seed,
+            timing=timing.encode() if timing else None,
+            timing_file=str(timing_file).encode() if timing_file else None,
+            timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
         )

@@ -284,8 +284,8 @@ def test_a_reset_that_clears(open_functions: OpenFunctions) -> None:
         machine.enable()
         run_endless(machine)
         machine.reset_and_clear()
-        machine.wait_for(lambda n=number: machine.cleared == n, "cleared")  # type: ignore[misc]
-        assert machine.reg("STATUS") == 0
+        machine.wait_reset()
+        assert machine.cleared == number
         assert machine.hbm.tobytes() == bytes(len(machine.hbm))
     assert other.get(0, 5) == b"other" and other.cleared == 0
 
