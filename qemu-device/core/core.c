@@ -45,6 +45,9 @@ void vtpu_core_kick(VtpuCore *core)
 /* Lock held; nothing runs in the context, or it is the command thread that asks. */
 static void apply_context(VtpuCore *core, unsigned context)
 {
+    if (vtpu_link_uses(core, context)) {
+        return; /* vtpu_core_received() comes back to it */
+    }
     core->context_changed &= ~(1ull << context);
     vtpu_tlb_flush(&core->tlb[context]);
     if (core->root[context] != core->ctx_root[context]) {
@@ -58,8 +61,8 @@ static void apply_context(VtpuCore *core, unsigned context)
 /* Lock held; the command thread, or anyone while it is idle. */
 static void apply_contexts(VtpuCore *core)
 {
-    while (core->context_changed) {
-        apply_context(core, (unsigned)__builtin_ctzll(core->context_changed));
+    for (uint64_t left = core->context_changed; left; left &= left - 1) {
+        apply_context(core, (unsigned)__builtin_ctzll(left));
     }
 }
 
@@ -75,6 +78,7 @@ static void finish_reset(VtpuCore *core)
     core->irqs = 0;
     core->enabled = false;
     vtpu_inject_reset(core);
+    vtpu_link_reset(core);
     atomic_store(&core->stat_programs, 0);
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         atomic_store(&core->stat_engine[e], 0);
@@ -92,7 +96,8 @@ static void finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
-    if (!core->busy && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
+    vtpu_link_stop(core);
+    if (!core->busy && !core->link.receiving && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
     }
@@ -116,6 +121,18 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
     vtpu_core_kick(core); /* it may be in a pause */
 }
 
+void vtpu_core_received(VtpuCore *core)
+{
+    if (core->context_changed >> core->link.context & 1) {
+        vtpu_core_context_changed(core, core->link.context);
+    }
+    if (core->resetting) {
+        atomic_store(&core->attention, 1); /* it can end now */
+        vtpu_core_kick(core);
+    }
+    pthread_cond_broadcast(&core->changed);
+}
+
 bool vtpu_core_boundary(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
@@ -128,7 +145,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     }
     core->parked = false;
     /* Between commands nothing is left to abandon for a reset: it is done. */
-    if (core->resetting && core->running < 0 &&
+    if (core->resetting && core->running < 0 && !core->link.receiving &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
     }
@@ -163,7 +180,7 @@ void vtpu_core_quiesce(VtpuCore *core)
     core->park = true;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
-    while (!core->parked) {
+    while (!core->parked || core->link.receiving) {
         pthread_cond_wait(&core->changed, &core->lock);
     }
     pthread_mutex_unlock(&core->lock);
@@ -175,6 +192,9 @@ void vtpu_core_resume(VtpuCore *core)
     core->park = false;
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
+    if (core->link.fabric) {
+        vtpu_fabric_wake(core->link.fabric); /* packets may wait for it */
+    }
 }
 
 const char *vtpu_core_isa_path(const VtpuCore *core)
@@ -204,7 +224,7 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     if (!vtpu_kernels_get(config->isa_path)) {
         return "this host has no such vector path";
     }
-    return NULL;
+    return config->fabric ? vtpu_fabric_check(config->fabric, config->chip) : NULL;
 }
 
 static bool start_threads(VtpuCore *core)
@@ -234,6 +254,7 @@ static void destroy(VtpuCore *core)
     }
     vtpu_program_free_all(core);
     munmap(core->vmem_map, VMEM_MAP_BYTES);
+    vtpu_link_destroy(core);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
@@ -283,6 +304,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->exec.core = core;
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
+    vtpu_link_init(core, config->fabric, config->chip);
     vtpu_queue_clear_all(core);
     pthread_mutex_init(&core->lock, NULL);
     pthread_condattr_init(&monotonic);
@@ -295,6 +317,12 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         *error = "cannot start threads";
         return NULL;
     }
+    if (config->fabric && !vtpu_fabric_attach(config->fabric, config->chip, core)) {
+        core->link.fabric = NULL;
+        vtpu_core_free(core);
+        *error = vtpu_fabric_check(config->fabric, config->chip);
+        return NULL;
+    }
     return core;
 }
 
@@ -305,10 +333,14 @@ void vtpu_core_free(VtpuCore *core)
     }
     pthread_mutex_lock(&core->lock);
     core->exiting = true;
+    pthread_cond_broadcast(&core->link.received); /* whoever brings a packet is refused */
     atomic_store(&core->stop, 1);
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
     pthread_join(core->thread, NULL);
+    if (core->link.fabric) {
+        vtpu_fabric_detach(core->link.fabric, core->link.chip);
+    }
     destroy(core);
 }

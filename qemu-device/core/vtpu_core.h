@@ -9,7 +9,8 @@
  * and returns without waiting for a running program except vtpu_core_free()
  * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
  * with one of its locks held, and must not call back into functions that wait.
- * guest_error and trace may also run on the thread that made the call.
+ * guest_error and trace may also run on the thread that made the call;
+ * dma_write and hbm_dirty also on that of a sender of the same fabric.
  */
 #ifndef VTPU_CORE_H
 #define VTPU_CORE_H
@@ -17,6 +18,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "vtpu_fabric.h"
 
 typedef struct VtpuCore VtpuCore;
 
@@ -75,6 +78,8 @@ typedef struct VtpuCoreConfig {
     /* 0: instructions run in program order. Else the seed of a random order among
      * those that the counters allow, to find missing waits. */
     uint64_t schedule_seed;
+    VtpuFabric *fabric; /* outlives the machine; NULL: no inter-chip link */
+    unsigned chip;      /* its number there, which no other machine has */
 } VtpuCoreConfig;
 
 /* Returns NULL with *error (static string) when the configuration is wrong. */

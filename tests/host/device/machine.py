@@ -73,6 +73,8 @@ class _Config(c.Structure):
         ("threads", c.c_uint),
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
+        ("fabric", c.c_void_p),
+        ("chip", c.c_uint),
     )
 
 
@@ -107,6 +109,8 @@ class Machine:
         isa: str | None = None,
         seed: int = 0,
         guard: int = 0,
+        fabric: int | None = None,
+        chip: int = 0,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -137,7 +141,8 @@ class Machine:
             None,
             _WantsTrace(lambda _: self.trace_instructions),
         )
-        self._config = _Config(base, hbm_bytes, threads, isa.encode() if isa else None, seed)
+        path = isa.encode() if isa else None
+        self._config = _Config(base, hbm_bytes, threads, path, seed, fabric, chip)
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
             c.byref(self._config), c.byref(self._ops), None, c.byref(error)
@@ -157,7 +162,13 @@ class Machine:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self.lib.vtpu_core_free(self._core)
+        self.close()
+
+    def close(self) -> None:
+        """Ends the machine, as an unplug does."""
+        core, self._core = self._core, None
+        if core:
+            self.lib.vtpu_core_free(core)
 
     # --- callbacks, on the machine's thread ---
 
