@@ -45,24 +45,19 @@ static bool bad_command(VtpuExec *x)
     return vtpu_fault(x, VTPU_FAULT_BAD_COMMAND, VTPU_ACCESS_NONE, 0);
 }
 
-/* VMEM never shows one context's data to another. */
-static void take_vmem(VtpuExec *x)
+void vtpu_command_drop(VtpuExec *x)
 {
-    VtpuCore *core = x->core;
-
-    pthread_mutex_lock(&core->lock);
-    bool other = core->vmem_owner != (int)x->context;
-    core->vmem_owner = (int)x->context;
-    pthread_mutex_unlock(&core->lock);
-    if (other) {
-        memset(core->vmem, 0, core->vmem_used);
-        core->vmem_used = 0;
-    }
+    vtpu_program_put(x->program);
+    vtpu_vmem_give_back(x->core, x->vmem);
+    x->program = NULL;
+    x->vmem = NULL;
 }
 
-static bool run(VtpuExec *x, const uint8_t *entry)
+/* Everything of a RUN up to its first instruction. */
+static bool begin_program(VtpuExec *x)
 {
     VtpuCore *core = x->core;
+    const uint8_t *entry = x->entry;
     uint64_t code_va = field64(entry, VTPU_CMD_RUN_CODE_VA);
     uint32_t code_bytes = field32(entry, VTPU_CMD_RUN_CODE_BYTES);
     uint32_t start = field32(entry, VTPU_CMD_RUN_ENTRY);
@@ -83,22 +78,32 @@ static bool run(VtpuExec *x, const uint8_t *entry)
         return false;
     }
     x->program = vtpu_program_get(core, code, code_bytes);
-    if (!x->program) {
+    x->vmem = x->program ? vtpu_vmem_take(core, x->context) : NULL;
+    if (!x->vmem) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_EXEC, code_va);
     }
     x->pc = start;
-    take_vmem(x);
-    if (!vtpu_inject_hang(x)) {
-        return false;
+    vtpu_seq_start(x);
+    return vtpu_inject_hang(x);
+}
+
+static VtpuOutcome run(VtpuExec *x)
+{
+    VtpuCore *core = x->core;
+    VtpuOutcome outcome = VTPU_OUTCOME_FAILED;
+
+    if (x->program || begin_program(x)) {
+        vtpu_pool_set_active(core->pool, true);
+        outcome = vtpu_seq_run(x);
+        vtpu_pool_set_active(core->pool, false);
     }
-    vtpu_pool_set_active(core->pool, true);
-    bool ok = vtpu_seq_run(x);
-    vtpu_pool_set_active(core->pool, false);
-    x->program = NULL;
-    if (ok) {
+    if (outcome == VTPU_OUTCOME_DONE) {
         vtpu_stat_add(&core->stat_programs, 1);
     }
-    return ok;
+    pthread_mutex_lock(&core->lock);
+    vtpu_command_drop(x);
+    pthread_mutex_unlock(&core->lock);
+    return outcome;
 }
 
 typedef struct CopyJob {
@@ -202,58 +207,63 @@ static bool write_word(VtpuExec *x, uint64_t addr, uint64_t value)
     return addr % 8 ? bad_command(x) : vtpu_mem_write(x, addr, &value, sizeof(value));
 }
 
-static bool wait(VtpuExec *x, const uint8_t *entry, bool *held)
+static VtpuOutcome wait(VtpuExec *x)
 {
-    uint64_t addr = field64(entry, VTPU_CMD_WAIT_ADDR), word;
+    uint64_t addr = field64(x->entry, VTPU_CMD_WAIT_ADDR), word;
 
-    if (!check_entry(entry, VTPU_CMD_WAIT_VALUE + 8) || addr % 8) {
-        return bad_command(x);
+    if (!check_entry(x->entry, VTPU_CMD_WAIT_VALUE + 8) || addr % 8) {
+        bad_command(x);
+        return VTPU_OUTCOME_FAILED;
     }
     if (!vtpu_mem_read(x, addr, &word, sizeof(word), VTPU_ACCESS_READ)) {
-        return false;
+        return VTPU_OUTCOME_FAILED;
     }
-    *held = word < field64(entry, VTPU_CMD_WAIT_VALUE);
-    return true;
+    return word < field64(x->entry, VTPU_CMD_WAIT_VALUE) ? VTPU_OUTCOME_HELD : VTPU_OUTCOME_DONE;
 }
 
-bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held)
+/* A command that is over, well or not, once this returns. */
+static bool execute(VtpuExec *x)
 {
+    const uint8_t *entry = x->entry;
     uint64_t begin = vtpu_inject_slow_begin(x->core);
-    bool ok;
 
-    *held = false;
     switch (entry[VTPU_RING_OP]) {
     case VTPU_CMD_NOP:
-        ok = check_entry(entry, VTPU_RING_PAYLOAD) || bad_command(x);
-        break;
-    case VTPU_CMD_RUN:
-        ok = run(x, entry);
-        break;
+        return check_entry(entry, VTPU_RING_PAYLOAD) || bad_command(x);
     case VTPU_CMD_COPY:
-        ok = copy(x, entry) && vtpu_inject_slow_end(x, begin);
-        break;
+        return copy(x, entry) && vtpu_inject_slow_end(x, begin);
     case VTPU_CMD_FILL:
-        ok = fill(x, entry) && vtpu_inject_slow_end(x, begin);
+        return fill(x, entry) && vtpu_inject_slow_end(x, begin);
+    case VTPU_CMD_SIGNAL:
+        return check_entry(entry, VTPU_CMD_SIGNAL_VALUE + 8)
+                   ? write_word(x, field64(entry, VTPU_CMD_SIGNAL_ADDR),
+                                field64(entry, VTPU_CMD_SIGNAL_VALUE))
+                   : bad_command(x);
+    case VTPU_CMD_TIMESTAMP:
+        return check_entry(entry, VTPU_CMD_TIMESTAMP_ADDR + 8)
+                   ? write_word(x, field64(entry, VTPU_CMD_TIMESTAMP_ADDR),
+                                vtpu_now_ns() - x->core->time_base)
+                   : bad_command(x);
+    default:
+        return bad_command(x);
+    }
+}
+
+VtpuOutcome vtpu_command_execute(VtpuExec *x)
+{
+    VtpuOutcome outcome;
+
+    switch (x->entry[VTPU_RING_OP]) {
+    case VTPU_CMD_RUN:
+        outcome = run(x);
         break;
     case VTPU_CMD_WAIT:
-        ok = wait(x, entry, held);
-        break;
-    case VTPU_CMD_SIGNAL:
-        ok = check_entry(entry, VTPU_CMD_SIGNAL_VALUE + 8)
-                 ? write_word(x, field64(entry, VTPU_CMD_SIGNAL_ADDR),
-                              field64(entry, VTPU_CMD_SIGNAL_VALUE))
-                 : bad_command(x);
-        break;
-    case VTPU_CMD_TIMESTAMP:
-        ok = check_entry(entry, VTPU_CMD_TIMESTAMP_ADDR + 8)
-                 ? write_word(x, field64(entry, VTPU_CMD_TIMESTAMP_ADDR),
-                              vtpu_now_ns() - x->core->time_base)
-                 : bad_command(x);
+        outcome = wait(x);
         break;
     default:
-        ok = bad_command(x);
+        outcome = execute(x) ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
         break;
     }
     vtpu_dirty_flush(x);
-    return ok;
+    return outcome;
 }

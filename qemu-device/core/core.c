@@ -7,13 +7,9 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <time.h>
 
 #include "machine.h"
-
-#define HUGE_PAGE (2u << 20)
-#define VMEM_MAP_BYTES (VTPU_VMEM_BYTES + HUGE_PAGE)
 
 uint64_t vtpu_now_ns(void)
 {
@@ -52,9 +48,7 @@ static void apply_context(VtpuCore *core, unsigned context)
     vtpu_tlb_flush(&core->tlb[context]);
     if (core->root[context] != core->ctx_root[context]) {
         core->root[context] = core->ctx_root[context];
-        if (core->vmem_owner == (int)context) {
-            core->vmem_owner = -1; /* the number may get a new owner */
-        }
+        vtpu_vmem_disown(core, context);
     }
 }
 
@@ -73,7 +67,7 @@ static void finish_reset(VtpuCore *core)
     memset(core->ctx_root, 0, sizeof(core->ctx_root));
     core->context_changed = UINT64_MAX;
     apply_contexts(core);
-    core->vmem_owner = -1;
+    vtpu_vmem_disown_all(core);
     core->err_queues = core->scratch = 0;
     core->irqs = 0;
     core->enabled = false;
@@ -131,6 +125,26 @@ void vtpu_core_received(VtpuCore *core)
         vtpu_core_kick(core);
     }
     pthread_cond_broadcast(&core->changed);
+    pthread_cond_broadcast(&core->wake); /* rest() */
+}
+
+/* Lock held: stays while the machine is to be parked. */
+static void rest(VtpuCore *core)
+{
+    while (core->park && !core->exiting && !core->stepped) {
+        if (core->parked || core->link.receiving) {
+            pthread_cond_wait(&core->wake, &core->lock);
+            continue;
+        }
+        core->parked = true;
+        pthread_cond_broadcast(&core->changed);
+        if (core->ops.parked) {
+            pthread_mutex_unlock(&core->lock);
+            core->ops.parked(core->opaque);
+            pthread_mutex_lock(&core->lock);
+        }
+    }
+    core->parked = false;
 }
 
 bool vtpu_core_boundary(VtpuCore *core)
@@ -138,12 +152,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
-    while (core->park && !core->exiting) {
-        core->parked = true;
-        pthread_cond_broadcast(&core->changed);
-        pthread_cond_wait(&core->wake, &core->lock);
-    }
-    core->parked = false;
+    rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 && !core->link.receiving &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
@@ -174,13 +183,26 @@ bool vtpu_core_resetting(VtpuCore *core)
     return resetting;
 }
 
-void vtpu_core_quiesce(VtpuCore *core)
+/* Lock held. */
+static void park(VtpuCore *core)
 {
-    pthread_mutex_lock(&core->lock);
     core->park = true;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
-    while (!core->parked || core->link.receiving) {
+}
+
+void vtpu_core_park(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    park(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_quiesce(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    park(core);
+    while (core->stepped ? core->link.receiving : !core->parked) {
         pthread_cond_wait(&core->changed, &core->lock);
     }
     pthread_mutex_unlock(&core->lock);
@@ -232,8 +254,8 @@ static bool start_threads(VtpuCore *core)
     sigset_t all, old;
 
     core->pool = vtpu_pool_new(core->threads, &core->stop);
-    if (!core->pool) {
-        return false;
+    if (!core->pool || core->stepped) {
+        return core->pool != NULL;
     }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
@@ -250,30 +272,18 @@ static void destroy(VtpuCore *core)
 {
     vtpu_pool_free(core->pool);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
-        free(core->exec.buffer[i].data);
+        free(core->buffer[i].data);
+    }
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        vtpu_command_drop(&core->exec[q]);
     }
     vtpu_program_free_all(core);
-    munmap(core->vmem_map, VMEM_MAP_BYTES);
+    vtpu_vmem_free_all(core);
     vtpu_link_destroy(core);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
     free(core);
-}
-
-/* On huge pages where the host gives them. */
-static bool map_vmem(VtpuCore *core)
-{
-    void *map = mmap(NULL, VMEM_MAP_BYTES, PROT_READ | PROT_WRITE,
-                     MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-
-    if (map == MAP_FAILED) {
-        return false;
-    }
-    core->vmem_map = map;
-    core->vmem = (uint8_t *)(((uintptr_t)map + HUGE_PAGE - 1) & ~(uintptr_t)(HUGE_PAGE - 1));
-    madvise(core->vmem, VTPU_VMEM_BYTES, MADV_HUGEPAGE);
-    return true;
 }
 
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
@@ -286,7 +296,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         return NULL;
     }
     VtpuCore *core = calloc(1, sizeof(*core));
-    if (!core || !map_vmem(core)) {
+    if (!core || !vtpu_vmem_init(core)) {
         free(core);
         *error = "out of memory";
         return NULL;
@@ -296,12 +306,15 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->hbm = config->hbm;
     core->hbm_bytes = config->hbm_bytes;
     core->kernels = vtpu_kernels_get(config->isa_path);
-    core->threads = config->threads ? config->threads : host_threads();
+    core->stepped = config->stepped;
+    core->threads = config->stepped ? 1 : config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;
     core->running = -1;
-    core->vmem_owner = -1;
-    core->busy = true;
-    core->exec.core = core;
+    core->busy = !config->stepped;
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        core->exec[q].core = core;
+        core->exec[q].queue = q;
+    }
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
     vtpu_link_init(core, config->fabric, config->chip);
@@ -338,7 +351,9 @@ void vtpu_core_free(VtpuCore *core)
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
-    pthread_join(core->thread, NULL);
+    if (!core->stepped) {
+        pthread_join(core->thread, NULL);
+    }
     if (core->link.fabric) {
         vtpu_fabric_detach(core->link.fabric, core->link.chip);
     }

@@ -3,7 +3,8 @@
  * Decoding: every field that an operation does not name must be zero, every
  * other one in its range. A word that breaks the rules faults when the
  * sequencer reaches it, not before, so data may follow a program's code.
- * Decoded programs are cached by their bytes. Command thread only.
+ * Decoded programs are cached by their bytes. Command thread only, but for
+ * vtpu_program_put().
  */
 #include <stdlib.h>
 #include <string.h>
@@ -57,46 +58,71 @@ static void decode(const uint8_t *bytes, VtpuDecoded *out)
                                                       : VTPU_FAULT_NONE;
 }
 
-static void program_free(VtpuProgram *program)
+void vtpu_program_put(VtpuProgram *program)
 {
-    free(program->bytes);
-    free(program->code);
-    *program = (VtpuProgram) { 0 };
+    if (program && atomic_fetch_sub(&program->references, 1) == 1) {
+        free(program->bytes);
+        free(program->code);
+        free(program);
+    }
 }
 
-const VtpuProgram *vtpu_program_get(VtpuCore *core, const uint8_t *bytes, uint32_t size)
+static VtpuProgram *program_new(const uint8_t *bytes, uint32_t size)
 {
-    VtpuProgram *oldest = &core->program[0];
+    uint32_t count = size / VTPU_INSTR_BYTES;
+    VtpuProgram *program = calloc(1, sizeof(*program));
+
+    if (!program) {
+        return NULL;
+    }
+    atomic_init(&program->references, 1);
+    program->size = size;
+    program->bytes = malloc(size);
+    program->code = calloc(count, sizeof(*program->code));
+    if (!program->bytes || !program->code) {
+        vtpu_program_put(program);
+        return NULL;
+    }
+    memcpy(program->bytes, bytes, size);
+    for (uint32_t i = 0; i < count; i++) {
+        decode(program->bytes + (size_t)i * VTPU_INSTR_BYTES, &program->code[i]);
+    }
+    return program;
+}
+
+VtpuProgram *vtpu_program_get(VtpuCore *core, const uint8_t *bytes, uint32_t size)
+{
+    VtpuProgram **slot = &core->program[0], *program;
 
     _Static_assert(sizeof(struct vtpu_instr) == VTPU_INSTR_BYTES, "instruction size");
     for (unsigned i = 0; i < VTPU_PROGRAM_CACHE; i++) {
-        VtpuProgram *program = &core->program[i];
-        if (program->size == size && !memcmp(program->bytes, bytes, size)) {
-            program->used = ++core->program_clock;
-            return program;
+        program = core->program[i];
+        if (program && program->size == size && !memcmp(program->bytes, bytes, size)) {
+            slot = &core->program[i];
+            break;
         }
-        oldest = program->used < oldest->used ? program : oldest;
+        if (!program || (*slot && program->used < (*slot)->used)) {
+            slot = &core->program[i];
+        }
+        program = NULL;
     }
-    program_free(oldest);
-    uint32_t count = size / VTPU_INSTR_BYTES;
-    uint8_t *copy = malloc(size);
-    VtpuDecoded *code = calloc(count, sizeof(*code));
-    if (!copy || !code) {
-        free(copy);
-        free(code);
-        return NULL;
+    if (!program) {
+        program = program_new(bytes, size);
+        if (!program) {
+            return NULL;
+        }
+        vtpu_program_put(*slot);
+        *slot = program;
     }
-    memcpy(copy, bytes, size);
-    for (uint32_t i = 0; i < count; i++) {
-        decode(copy + (size_t)i * VTPU_INSTR_BYTES, &code[i]);
-    }
-    *oldest = (VtpuProgram) { copy, code, size, ++core->program_clock };
-    return oldest;
+    program->used = ++core->program_clock;
+    atomic_fetch_add(&program->references, 1);
+    return program;
 }
 
 void vtpu_program_free_all(VtpuCore *core)
 {
     for (unsigned i = 0; i < VTPU_PROGRAM_CACHE; i++) {
-        program_free(&core->program[i]);
+        vtpu_program_put(core->program[i]);
+        core->program[i] = NULL;
     }
 }

@@ -61,6 +61,7 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     memcpy(root, core->ctx_root, sizeof(root));
     bool enabled = core->enabled, resetting = core->resetting;
     int running = core->running;
+    uint32_t last_pc = running < 0 ? 0 : atomic_load(&core->exec[running].last_pc);
     uint32_t resets = core->reset_count;
     bool link_enabled = core->link.enabled;
     uint32_t link_context = core->link.context, link_accept = core->link.accept;
@@ -70,7 +71,7 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     put(&text, "device: %s, %u resets", resetting ? "resetting" : enabled ? "ready" : "disabled",
         resets);
     if (running >= 0) {
-        put(&text, ", serves queue %d, last pc 0x%x", running, atomic_load(&core->last_pc));
+        put(&text, ", serves queue %d, last pc 0x%x", running, last_pc);
     }
     put(&text, "\n");
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {

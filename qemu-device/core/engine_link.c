@@ -34,20 +34,19 @@ static bool owns(const VtpuExec *x)
 }
 
 /* Answers to what was sent before are nobody's any more. */
-static uint32_t next_epoch(VtpuCore *core)
+static void take(VtpuExec *x, VtpuLinkSend send)
 {
-    pthread_mutex_lock(&core->lock);
-    uint32_t epoch = ++core->link.epoch;
-    core->link.answered = core->link.reason = 0;
-    pthread_mutex_unlock(&core->lock);
-    return epoch;
+    pthread_mutex_lock(&x->core->lock);
+    send.id = ++x->core->link.sends;
+    x->send = send;
+    pthread_mutex_unlock(&x->core->lock);
 }
 
 void vtpu_link_begin(VtpuExec *x)
 {
     const VtpuFabric *fabric = x->core->link.fabric;
 
-    x->send.begun = false;
+    take(x, (VtpuLinkSend) { .begun = false });
     for (unsigned c = 0; fabric && c < vtpu_fabric_chips(fabric); c++) {
         x->generation[c] = vtpu_fabric_generation(fabric, c);
     }
@@ -74,9 +73,7 @@ static bool check_ends(VtpuExec *x, uint64_t chip, uint64_t counter)
 static bool begin_store(VtpuExec *x, const VtpuIssued *i)
 {
     const uint64_t *v = i->v;
-    VtpuLinkSend *send = &x->send;
-
-    *send = (VtpuLinkSend) {
+    VtpuLinkSend send = {
         .chip = (unsigned)v[VTPU_REMOTE_STORE_CHIP],
         .counter = (unsigned)v[VTPU_REMOTE_STORE_COUNTER],
         .add = 1,
@@ -88,29 +85,29 @@ static bool begin_store(VtpuExec *x, const VtpuIssued *i)
         .src_stride = v[VTPU_REMOTE_STORE_SRC_STRIDE],
         .global = i->in->in.mode == VTPU_REMOTE_STORE_MODE_GLOBAL,
     };
-    if (send->row_bytes & 3) {
-        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, send->row_bytes);
+    if (send.row_bytes & 3) {
+        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, send.row_bytes);
     }
-    if (!send->global) {
-        if (send->src & 3) {
-            return vtpu_fault(x, VTPU_FAULT_VMEM_RANGE, VTPU_ACCESS_NONE, send->src);
+    if (!send.global) {
+        if (send.src & 3) {
+            return vtpu_fault(x, VTPU_FAULT_VMEM_RANGE, VTPU_ACCESS_NONE, send.src);
         }
-        send->vmem = vtpu_vmem_read(x, send->src, send->rows, send->row_bytes,
-                                    send->src_stride);
-        if (!send->vmem) {
+        if (!vtpu_vmem_read(x, send.src, send.rows, send.row_bytes, send.src_stride)) {
             return false;
         }
     }
-    if (send->rows > 1 && send->dst_stride < send->row_bytes) {
-        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_WRITE, send->dst);
+    if (send.rows > 1 && send.dst_stride < send.row_bytes) {
+        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_WRITE, send.dst);
     }
-    if (send->dst_stride == send->row_bytes && send->src_stride == send->row_bytes) {
-        send->row_bytes *= send->rows;
-        send->rows = 1;
+    if (send.dst_stride == send.row_bytes && send.src_stride == send.row_bytes) {
+        send.row_bytes *= send.rows;
+        send.rows = 1;
     }
-    if (send->row_bytes == 0) {
-        send->rows = 0;
+    if (send.row_bytes == 0) {
+        send.rows = 0;
     }
+    send.begun = true;
+    take(x, send);
     return check_ends(x, v[VTPU_REMOTE_STORE_CHIP], v[VTPU_REMOTE_STORE_COUNTER]);
 }
 
@@ -118,11 +115,12 @@ static bool begin_signal(VtpuExec *x, const VtpuIssued *i)
 {
     uint64_t counter = i->v[VTPU_REMOTE_SIGNAL_COUNTER];
 
-    x->send = (VtpuLinkSend) {
+    take(x, (VtpuLinkSend) {
+        .begun = true,
         .chip = (unsigned)i->v[VTPU_REMOTE_SIGNAL_CHIP],
         .counter = (unsigned)counter,
         .add = i->v[VTPU_REMOTE_SIGNAL_ADD],
-    };
+    });
     if (counter == 0) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, counter);
     }
@@ -156,7 +154,7 @@ static bool make_packet(VtpuExec *x, VtpuPacket *packet)
             }
             packet->data = copy;
         } else {
-            packet->data = send->vmem + from;
+            packet->data = x->vmem->data + send->src + from;
         }
     }
     bool last = send->row == send->rows ||
@@ -200,7 +198,6 @@ static bool may_send(const VtpuLinkSend *send, uint32_t unanswered)
 bool vtpu_link_ready(VtpuExec *x)
 {
     const VtpuLinkSend *send = &x->send;
-    VtpuLink *link = &x->core->link;
 
     if (!send->begun) {
         return true;
@@ -209,7 +206,7 @@ bool vtpu_link_ready(VtpuExec *x)
         return false;
     }
     pthread_mutex_lock(&x->core->lock);
-    uint32_t unanswered = send->sent - link->answered, reason = link->reason;
+    uint32_t unanswered = send->sent - send->answered, reason = send->reason;
     pthread_mutex_unlock(&x->core->lock);
     return reason || may_send(send, unanswered) || (all_sent(send) && unanswered == 0);
 }
@@ -223,18 +220,16 @@ bool vtpu_link_step(VtpuExec *x, const VtpuIssued *i, bool *done)
     *done = false;
     if (!send->begun) {
         bool store = i->in->in.opcode == VTPU_OP_REMOTE_STORE;
-        next_epoch(core);
         if (!(store ? begin_store(x, i) : begin_signal(x, i))) {
             return false;
         }
-        send->begun = true;
     }
     send->ready_ns = 0;
     for (;;) {
         pthread_mutex_lock(&core->lock);
-        uint32_t unanswered = send->sent - core->link.answered, epoch = core->link.epoch;
-        uint32_t reason = core->link.reason;
-        uint64_t va = core->link.reason_va, delay_ns = 0;
+        uint32_t unanswered = send->sent - send->answered, reason = send->reason;
+        VtpuSender sender = { x->queue, send->id };
+        uint64_t va = send->reason_va, delay_ns = 0;
         pthread_mutex_unlock(&core->lock);
         if (reason) {
             return link_fault(x, reason, send->chip, va);
@@ -251,7 +246,7 @@ bool vtpu_link_step(VtpuExec *x, const VtpuIssued *i, bool *done)
         if (!make_packet(x, &packet)) {
             return false;
         }
-        reason = vtpu_fabric_send(core->link.fabric, &packet, epoch, &delay_ns);
+        reason = vtpu_fabric_send(core->link.fabric, &packet, sender, &delay_ns);
         if (reason == VTPU_LINK_BUSY) {
             send->ready_ns = vtpu_now_ns() + RETRY_NS;
             return true;

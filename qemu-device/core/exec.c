@@ -8,6 +8,18 @@
 
 #include "machine.h"
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#include <sanitizer/asan_interface.h>
+#else
+#define ASAN_POISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#define ASAN_UNPOISON_MEMORY_REGION(at, bytes) ((void)(at), (void)(bytes))
+#endif
+
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr)
 {
     x->fault.cause = cause;
@@ -18,7 +30,7 @@ bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr)
 
 uint8_t *vtpu_buffer(VtpuExec *x, unsigned which, uint64_t bytes)
 {
-    VtpuBuffer *buffer = &x->buffer[which];
+    VtpuBuffer *buffer = &x->core->buffer[which];
 
     if (bytes > buffer->bytes || !buffer->data) {
         free(buffer->data);
@@ -32,6 +44,9 @@ uint8_t *vtpu_buffer(VtpuExec *x, unsigned which, uint64_t bytes)
         }
         buffer->bytes = size;
     }
+    /* A sanitiser is to see a user that wants more than was asked for. */
+    ASAN_UNPOISON_MEMORY_REGION(buffer->data, buffer->bytes);
+    ASAN_POISON_MEMORY_REGION(buffer->data + bytes, buffer->bytes - bytes);
     return buffer->data;
 }
 
@@ -48,7 +63,7 @@ static uint8_t *vmem(VtpuExec *x, uint64_t addr, uint64_t bytes, uint32_t access
         vtpu_fault(x, VTPU_FAULT_VMEM_RANGE, access, addr);
         return NULL;
     }
-    return x->core->vmem + addr;
+    return x->vmem->data + addr;
 }
 
 uint8_t *vtpu_vmem_read(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
@@ -69,8 +84,8 @@ uint8_t *vtpu_vmem_write(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row
         return NULL;
     }
     host = vmem(x, addr, bytes, VTPU_ACCESS_WRITE);
-    if (host && addr + bytes > x->core->vmem_used) {
-        x->core->vmem_used = addr + bytes;
+    if (host && addr + bytes > x->vmem->used) {
+        x->vmem->used = addr + bytes;
     }
     return host;
 }
@@ -88,19 +103,22 @@ bool vtpu_vmem_apart(VtpuExec *x, uint64_t list, uint64_t list_bytes, uint64_t d
 
 void vtpu_dirty_flush(VtpuExec *x)
 {
-    if (x->dirty_end > x->dirty_start && x->core->ops.hbm_dirty) {
-        x->core->ops.hbm_dirty(x->core->opaque, x->dirty_start, x->dirty_end - x->dirty_start);
+    VtpuCore *core = x->core;
+
+    if (core->dirty_end > core->dirty_start && core->ops.hbm_dirty) {
+        core->ops.hbm_dirty(core->opaque, core->dirty_start, core->dirty_end - core->dirty_start);
     }
-    x->dirty_start = x->dirty_end = 0;
+    core->dirty_start = core->dirty_end = 0;
 }
 
 void vtpu_dirty(VtpuExec *x, const uint8_t *host, uint64_t len)
 {
-    uint64_t start = (uint64_t)(host - x->core->hbm);
+    VtpuCore *core = x->core;
+    uint64_t start = (uint64_t)(host - core->hbm);
 
-    if (start != x->dirty_end) {
+    if (start != core->dirty_end) {
         vtpu_dirty_flush(x);
-        x->dirty_start = start;
+        core->dirty_start = start;
     }
-    x->dirty_end = start + len;
+    core->dirty_end = start + len;
 }

@@ -445,7 +445,7 @@ static uint32_t into_chip(VtpuFabric *fabric, const VtpuPacket *packet)
     return reason;
 }
 
-uint32_t vtpu_fabric_send(VtpuFabric *fabric, const VtpuPacket *packet, uint32_t epoch,
+uint32_t vtpu_fabric_send(VtpuFabric *fabric, const VtpuPacket *packet, VtpuSender sender,
                           uint64_t *delay_ns)
 {
     Path path;
@@ -455,7 +455,7 @@ uint32_t vtpu_fabric_send(VtpuFabric *fabric, const VtpuPacket *packet, uint32_t
         return reason;
     }
     reason = state_of(fabric, packet->dst) & VTPU_CHIP_REMOTE
-                 ? vtpu_wire_send(fabric, packet, epoch) : into_chip(fabric, packet);
+                 ? vtpu_wire_send(fabric, packet, sender) : into_chip(fabric, packet);
     if (reason != VTPU_LINK_BUSY) {
         count(fabric, packet, &path);
     }

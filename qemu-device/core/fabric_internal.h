@@ -52,6 +52,6 @@ uint32_t vtpu_fabric_down(const VtpuFabric *fabric, unsigned chip);
 
 VtpuWire *vtpu_wire_new(void);
 void vtpu_wire_free(VtpuWire *wire);
-uint32_t vtpu_wire_send(VtpuFabric *fabric, const VtpuPacket *packet, uint32_t epoch);
+uint32_t vtpu_wire_send(VtpuFabric *fabric, const VtpuPacket *packet, VtpuSender sender);
 
 #endif

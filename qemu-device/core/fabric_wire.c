@@ -52,7 +52,7 @@ typedef struct Frame {
 
 typedef struct InFlight {
     uint8_t chip; /* of this process, that sent it */
-    uint32_t epoch;
+    VtpuSender sender;
     uint64_t va;
 } InFlight;
 
@@ -200,7 +200,7 @@ size_t vtpu_fabric_output(VtpuFabric *fabric, void *data, size_t size)
 
 /* --- sending --- */
 
-uint32_t vtpu_wire_send(VtpuFabric *fabric, const VtpuPacket *packet, uint32_t epoch)
+uint32_t vtpu_wire_send(VtpuFabric *fabric, const VtpuPacket *packet, VtpuSender sender)
 {
     VtpuWire *wire = fabric->wire;
     uint32_t result = VTPU_LINK_SENT;
@@ -223,7 +223,7 @@ uint32_t vtpu_wire_send(VtpuFabric *fabric, const VtpuPacket *packet, uint32_t e
     } else if (seq - wire->seq_answered == IN_FLIGHT || !out_frame(wire, &frame)) {
         result = VTPU_LINK_BUSY;
     } else {
-        wire->in_flight[seq % IN_FLIGHT] = (InFlight) { packet->src, epoch, packet->va };
+        wire->in_flight[seq % IN_FLIGHT] = (InFlight) { packet->src, sender, packet->va };
         wire->seq_sent++;
     }
     pthread_mutex_unlock(&wire->lock);
@@ -236,7 +236,7 @@ static void answered(VtpuFabric *fabric, const InFlight *packet, uint32_t reason
     VtpuCore *core = vtpu_fabric_use(fabric, packet->chip);
 
     if (core) {
-        vtpu_link_answered(core, packet->epoch, reason, packet->va);
+        vtpu_link_answered(core, packet->sender, reason, packet->va);
         vtpu_fabric_release(fabric, packet->chip);
     }
 }

@@ -88,9 +88,10 @@ static uint64_t use(VtpuCore *core, VtpuInjection what, uint64_t most)
     pthread_mutex_lock(&core->lock);
     uint64_t value = core->inject[what];
     set(core, what, value > most ? value - most : 0);
+    unsigned queue = core->turn;
     pthread_mutex_unlock(&core->lock);
     if (value) {
-        vtpu_core_trace(core, VTPU_EVENT_INJECTED, core->exec.queue, what, value);
+        vtpu_core_trace(core, VTPU_EVENT_INJECTED, queue, what, value);
     }
     return value;
 }

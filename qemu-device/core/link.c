@@ -122,7 +122,8 @@ static uint32_t write_packet(VtpuCore *core, const VtpuPacket *packet, uint64_t 
         return reasons[cause];
     }
     if (!span.host) {
-        return core->ops.dma_write(core->opaque, span.bus, packet->data, packet->len)
+        return (core->ops.link_write ? core->ops.link_write : core->ops.dma_write)(
+                   core->opaque, span.bus, packet->data, packet->len)
                    ? VTPU_LINK_REASON_NONE : VTPU_LINK_REASON_BUS;
     }
     if (packet->len == 8 && !(packet->va & 7)) { /* a word that others poll */
@@ -191,17 +192,17 @@ uint32_t vtpu_link_receive(VtpuCore *core, const VtpuPacket *packet)
     return reason;
 }
 
-void vtpu_link_answered(VtpuCore *core, uint32_t epoch, uint32_t reason, uint64_t va)
+void vtpu_link_answered(VtpuCore *core, VtpuSender sender, uint32_t reason, uint64_t va)
 {
-    VtpuLink *link = &core->link;
+    VtpuLinkSend *send = &core->exec[sender.queue].send;
 
     pthread_mutex_lock(&core->lock);
-    if (link->epoch == epoch) {
-        link->answered++;
-        link->events++;
-        if (reason && !link->reason) {
-            link->reason = reason;
-            link->reason_va = va;
+    if (send->id == sender.id) {
+        send->answered++;
+        core->link.events++;
+        if (reason && !send->reason) {
+            send->reason = reason;
+            send->reason_va = va;
         }
         vtpu_core_kick(core);
     }

@@ -47,27 +47,33 @@ typedef struct VtpuLink {
     uint32_t context, accept, errors;
     uint32_t rx_reason;
     uint64_t rx_addr, rx_packets, rx_bytes, rx_refused;
-    /* of the instruction in progress: packets to another process that were answered */
-    uint32_t epoch, answered, reason;
-    uint64_t reason_va;
-    uint32_t events; /* goes up when a counter or `answered` does */
+    uint32_t sends;  /* instructions begun so far */
+    uint32_t events; /* goes up when a counter or an instruction's `answered` does */
 
     /* Written with the lock. */
     atomic_int owner; /* context that may use the link, -1 none */
     _Atomic uint64_t counter[VTPU_NUM_LINK_COUNTERS];
 } VtpuLink;
 
-/* The REMOTE_ instruction in progress. [command] */
+/* Whom an answer is for. */
+typedef struct VtpuSender {
+    uint32_t queue, id;
+} VtpuSender;
+
+/* The REMOTE_ instruction in progress of a program. [command] */
 typedef struct VtpuLinkSend {
     bool begun;
     unsigned chip, counter;
     uint64_t add, dst, src, rows, row_bytes, dst_stride, src_stride;
     bool global;
-    const uint8_t *vmem;
     uint64_t row, at;  /* the next packet starts here */
     bool last_sent;
     uint32_t sent;     /* packets to another process */
     uint64_t ready_ns; /* nothing to do before */
+
+    /* [lock]: which instruction it is, and how many of `sent` were answered */
+    uint32_t id, answered, reason;
+    uint64_t reason_va;
 } VtpuLinkSend;
 
 /* --- link.c; lock held unless stated otherwise --- */
@@ -86,7 +92,7 @@ uint64_t vtpu_link_read(VtpuCore *core, uint64_t offset);
 bool vtpu_link_write(VtpuCore *core, uint64_t offset, uint64_t value); /* false: not allowed */
 /* Lock not held. */
 uint32_t vtpu_link_receive(VtpuCore *core, const VtpuPacket *packet);
-void vtpu_link_answered(VtpuCore *core, uint32_t epoch, uint32_t reason, uint64_t va);
+void vtpu_link_answered(VtpuCore *core, VtpuSender sender, uint32_t reason, uint64_t va);
 void vtpu_link_peers_lost(VtpuCore *core, uint32_t chips);
 
 /* --- fabric.c --- */
@@ -104,7 +110,7 @@ uint32_t vtpu_fabric_route_reason(const VtpuFabric *fabric, unsigned from, unsig
 /* Also REFUSED: why `to` would not take a packet of `from`, or NONE. */
 uint32_t vtpu_fabric_reachable(const VtpuFabric *fabric, unsigned from, unsigned to);
 /* Enum link_reason, BUSY or SENT; *delay_ns: how long slow cables took. Locks not held. */
-uint32_t vtpu_fabric_send(VtpuFabric *fabric, const VtpuPacket *packet, uint32_t epoch,
+uint32_t vtpu_fabric_send(VtpuFabric *fabric, const VtpuPacket *packet, VtpuSender sender,
                           uint64_t *delay_ns);
 bool vtpu_fabric_cable_up(const VtpuFabric *fabric, unsigned chip, unsigned direction);
 uint64_t vtpu_fabric_statistic(const VtpuFabric *fabric, uint64_t reg, unsigned chip,

@@ -91,21 +91,34 @@ typedef struct VtpuDecoded {
     uint32_t cause; /* fault on reaching it, or VTPU_FAULT_NONE */
 } VtpuDecoded;
 
+/* Kept while the cache or a command in progress refers to it. */
 typedef struct VtpuProgram {
     uint8_t *bytes; /* the private copy */
     VtpuDecoded *code;
     uint32_t size;  /* bytes */
     uint64_t used;  /* for eviction */
+    atomic_uint references;
 } VtpuProgram;
 
 #define VTPU_PROGRAM_CACHE 16
 
-/* ---- seq.c, engine_*.c: one running command ---- */
+/* ---- vmem.c: images of VMEM ---- */
+
+/* What one program has in VMEM. All but the bytes is [lock]. */
+typedef struct VtpuVmem {
+    uint8_t *data;  /* NULL: not allocated */
+    void *map;      /* where it lies, to be unmapped */
+    uint64_t used;  /* bytes above it are zero; of the program that has it, [command] */
+    int owner;      /* context whose data it may hold, -1 none */
+    bool taken;     /* by a program in progress */
+} VtpuVmem;
+
+/* ---- seq.c, engine_*.c: one command ---- */
 
 #define VTPU_ENGINE_DEPTH 16
 
 typedef struct VtpuIssued {
-    const VtpuDecoded *in;
+    const VtpuDecoded *in; /* the program's, at pc */
     uint64_t v[8]; /* operands */
     uint64_t order;
     uint32_t pc;
@@ -125,29 +138,45 @@ typedef struct VtpuBuffer {
 enum { VTPU_BUFFER_QUANTISED, VTPU_BUFFER_BOUNCE, VTPU_BUFFER_THREADS, VTPU_BUFFER_LISTS,
        VTPU_BUFFER_DMA, VTPU_NUM_BUFFERS };
 
-/* The command being executed. [command] */
+/*
+ * The command of one queue, as far as it has come: with the queue's registers,
+ * HBM and VMEM it is all that is needed to go on with it, so it can be set
+ * aside, resumed and saved. The only pointers in it are to what it owns, and
+ * `in` of the instructions issued, which follows from their pc. [command] for
+ * the command that runs, [lock] for the others.
+ */
 typedef struct VtpuExec {
     struct VtpuCore *core;
     unsigned queue, context;
     VtpuFault fault;
+    uint8_t entry[VTPU_RING_ENTRY]; /* copied from the ring */
 
+    /* Of a RUN; a program is in progress while `program` is not NULL. */
+    VtpuProgram *program;
+    VtpuVmem *vmem;
     uint64_t s[VTPU_NUM_SREGS];
     uint32_t counter[VTPU_NUM_COUNTERS];
-    const VtpuProgram *program;
-    uint32_t pc;
+    uint32_t pc; /* the sequencer's */
     VtpuEngine engine[VTPU_NUM_ENGINES];
     unsigned pending; /* instructions in all engine queues */
     uint64_t order;
     uint64_t random;
-    bool watched; /* look at each instruction before it is executed */
-    bool traced;
     VtpuLinkSend send;
     uint32_t generation[VTPU_MAX_CHIPS]; /* of the chips' links when the program began */
-    uint32_t link_events; /* VtpuLink.events when it was last looked at */
 
-    uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
-    VtpuBuffer buffer[VTPU_NUM_BUFFERS];
+    /* No state: found again whenever it runs. */
+    bool watched; /* look at each instruction before it is executed */
+    bool traced;
+    _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
+    uint32_t link_events; /* VtpuLink.events when it was last looked at */
 } VtpuExec;
+
+/* How far a command got. */
+typedef enum VtpuOutcome {
+    VTPU_OUTCOME_FAILED, /* with a fault, or stopped */
+    VTPU_OUTCOME_HELD,   /* a WAIT that is not satisfied yet */
+    VTPU_OUTCOME_DONE,
+} VtpuOutcome;
 
 /* ---- queues ---- */
 
@@ -163,8 +192,6 @@ typedef struct VtpuQueue {
     uint32_t fault_entry;
     bool holding;       /* a WAIT has not been satisfied; poll at poll_ns */
     uint64_t poll_ns, poll_interval;
-    /* the copied ring entry of a held WAIT, [command] */
-    uint8_t entry[VTPU_RING_ENTRY];
 } VtpuQueue;
 
 struct VtpuCore {
@@ -172,11 +199,10 @@ struct VtpuCore {
     void *opaque;
     uint8_t *hbm;
     uint64_t hbm_bytes;
-    uint8_t *vmem;
-    void *vmem_map; /* where it lies, to be unmapped */
     const VtpuKernels *kernels;
     unsigned threads;
     uint64_t schedule_seed;
+    bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
 
     pthread_mutex_t lock;
     pthread_cond_t wake;    /* the command thread has something to look at */
@@ -197,11 +223,11 @@ struct VtpuCore {
     uint64_t irqs;             /* TEST_IRQ vectors to raise */
     uint64_t context_changed;  /* bit c: flush context c and take its root */
     uint64_t ctx_root[VTPU_NUM_CONTEXTS];
-    int vmem_owner;            /* context whose data VMEM may hold, -1 none */
     uint64_t time_base;
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
     VtpuLink link;
+    VtpuVmem vmem[VTPU_NUM_QUEUES]; /* allocated as programs are in progress at once */
     uint64_t inject[VTPU_NUM_INJECTIONS];
 
     atomic_uint inject_armed; /* bit VTPU_INJECT_*: the value is not its idle one */
@@ -209,17 +235,18 @@ struct VtpuCore {
     /* Statistics: written by the command thread, read by all. */
     _Atomic uint64_t stat_programs, stat_busy_ns, stat_hbm_bytes, stat_ecc_corrected;
     _Atomic uint64_t stat_engine[VTPU_NUM_ENGINES]; /* instructions */
-    _Atomic uint32_t last_pc;
 
     /* [command] for the running command's context, [lock] for the others */
     uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
     VtpuTlb tlb[VTPU_NUM_CONTEXTS];
 
+    VtpuExec exec[VTPU_NUM_QUEUES];
+
     /* [command] */
-    uint64_t vmem_used;               /* VMEM above it is zero */
-    VtpuProgram program[VTPU_PROGRAM_CACHE];
+    VtpuProgram *program[VTPU_PROGRAM_CACHE];
     uint64_t program_clock;
-    VtpuExec exec;
+    VtpuBuffer buffer[VTPU_NUM_BUFFERS];
+    uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
 };
 
 /* core.c */
@@ -259,15 +286,31 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
 void vtpu_queue_clear_all(VtpuCore *core);
 void *vtpu_command_thread(void *core);
 
-/* command.c: one ring entry; *held: a WAIT that is not satisfied yet */
-bool vtpu_command_execute(VtpuExec *x, const uint8_t *entry, bool *held);
+/* command.c: begins the command of x->entry, or goes on with it */
+VtpuOutcome vtpu_command_execute(VtpuExec *x);
+/* Gives back what a program in progress owns, if there is one; lock held. */
+void vtpu_command_drop(VtpuExec *x);
 
 /* decode.c */
-const VtpuProgram *vtpu_program_get(VtpuCore *core, const uint8_t *bytes, uint32_t size);
+/* A reference for the caller; NULL: out of memory. [command] */
+VtpuProgram *vtpu_program_get(VtpuCore *core, const uint8_t *bytes, uint32_t size);
+/* Takes one reference back. Any thread. */
+void vtpu_program_put(VtpuProgram *program);
 void vtpu_program_free_all(VtpuCore *core);
 
-/* seq.c: from x->pc to HALT */
-bool vtpu_seq_run(VtpuExec *x);
+/* vmem.c */
+bool vtpu_vmem_init(VtpuCore *core); /* false: out of memory */
+void vtpu_vmem_free_all(VtpuCore *core);
+/* What the context's last program left, or zeros. NULL: all are taken. [command] */
+VtpuVmem *vtpu_vmem_take(VtpuCore *core, unsigned context);
+void vtpu_vmem_give_back(VtpuCore *core, VtpuVmem *vmem); /* lock held; NULL: does nothing */
+/* The context's number may get a new owner, who is not to see what is left; lock held. */
+void vtpu_vmem_disown(VtpuCore *core, unsigned context);
+void vtpu_vmem_disown_all(VtpuCore *core); /* lock held */
+
+/* seq.c */
+void vtpu_seq_start(VtpuExec *x); /* a program at its x->pc */
+VtpuOutcome vtpu_seq_run(VtpuExec *x); /* until HALT */
 
 /* engine_*.c */
 bool vtpu_dma_execute(VtpuExec *x, const VtpuIssued *i);

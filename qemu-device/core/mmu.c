@@ -121,7 +121,8 @@ static void grow(VtpuCore *core, unsigned context, VtpuTlbSpan *span, uint64_t e
 {
     Page page;
 
-    while (span->end < end && walk(core, core->root[context], span->end, &page) == VTPU_FAULT_NONE &&
+    while (span->end < end && !vtpu_stopped(core) &&
+            walk(core, core->root[context], span->end, &page) == VTPU_FAULT_NONE &&
            page.start == span->end && page.rights == span->rights && page.hbm == span->hbm &&
            page.target == span->target + (span->end - span->start)) {
         span->end += page.size;
@@ -185,8 +186,9 @@ uint8_t *vtpu_mmu_direct(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access
 {
     VtpuSpan span;
 
-    /* A read that is to fail takes the other way, which can say why. */
-    if (len == 0 || (access != VTPU_ACCESS_WRITE &&
+    /* A read that is to fail takes the other way, which can say why. What is longer than
+     * HBM is not in one piece of it, and tables that say so are long to walk. */
+    if (len == 0 || len > x->core->hbm_bytes || (access != VTPU_ACCESS_WRITE &&
                      vtpu_injecting(x->core, VTPU_INJECT_ECC_DOUBLE)) ||
         lookup(x, va, len, access, &span) || span.len < len) {
         return NULL;

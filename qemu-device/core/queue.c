@@ -146,9 +146,10 @@ static void hold(VtpuQueue *queue, uint64_t now)
  * Advances the head, then writes the fence and raises the interrupt: software
  * that sees the fence finds the entry free. Lock not held.
  */
-static bool complete(VtpuExec *x, const uint8_t *entry, uint64_t fence_addr, unsigned vector)
+static bool complete(VtpuExec *x, uint64_t fence_addr, unsigned vector)
 {
     VtpuCore *core = x->core;
+    const uint8_t *entry = x->entry;
     uint64_t fence;
 
     pthread_mutex_lock(&core->lock);
@@ -179,32 +180,33 @@ static bool complete(VtpuExec *x, const uint8_t *entry, uint64_t fence_addr, uns
 static void serve(VtpuCore *core, unsigned q)
 {
     VtpuQueue *queue = &core->queue[q];
-    VtpuExec *x = &core->exec;
+    VtpuExec *x = &core->exec[q];
     uint64_t fence_addr = queue->fence_addr;
     unsigned vector = queue->vector;
     uint32_t head = queue->head;
     uint64_t at = queue->ring_base + (uint64_t)(head & (ring_entries(queue) - 1)) * VTPU_RING_ENTRY;
-    bool fetched = queue->holding, held = false, ok;
+    bool fetched = queue->holding;
+    VtpuOutcome outcome = VTPU_OUTCOME_FAILED;
 
-    x->queue = q;
     x->context = queue->context;
     x->fault = (VtpuFault) { .pc = VTPU_PC_NONE };
     queue->state = VTPU_QUEUE_STATE_RUNNING;
     core->running = (int)q;
     core->turn = q;
     if (queue->bad_doorbell) {
-        ok = vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
+        vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
     } else {
         pthread_mutex_unlock(&core->lock);
         uint64_t start = vtpu_now_ns();
-        ok = fetched || vtpu_bus_read(x, at, queue->entry, VTPU_RING_ENTRY);
+        bool ok = fetched || vtpu_bus_read(x, at, x->entry, VTPU_RING_ENTRY);
         if (ok && !fetched) {
-            vtpu_core_trace(core, VTPU_EVENT_BEGIN, q, queue->entry[VTPU_RING_OP], head);
+            vtpu_core_trace(core, VTPU_EVENT_BEGIN, q, x->entry[VTPU_RING_OP], head);
         }
-        ok = ok && vtpu_command_execute(x, queue->entry, &held) &&
-             (held || complete(x, queue->entry, fence_addr, vector));
-        if (ok && !held) {
-            vtpu_core_trace(core, VTPU_EVENT_END, q, queue->entry[VTPU_RING_OP], head);
+        if (ok) {
+            outcome = vtpu_command_execute(x);
+        }
+        if (outcome == VTPU_OUTCOME_DONE && complete(x, fence_addr, vector)) {
+            vtpu_core_trace(core, VTPU_EVENT_END, q, x->entry[VTPU_RING_OP], head);
         }
         vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - start);
         pthread_mutex_lock(&core->lock);
@@ -221,7 +223,7 @@ static void serve(VtpuCore *core, unsigned q)
         pthread_mutex_lock(&core->lock);
     } else {
         queue->state = VTPU_QUEUE_STATE_READY;
-        if (held) {
+        if (outcome == VTPU_OUTCOME_HELD) {
             hold(queue, vtpu_now_ns());
         }
     }
@@ -254,6 +256,34 @@ static void idle(VtpuCore *core)
     core->busy = true;
 }
 
+/* One thing of those that there are to do; false: there is none. Lock held. */
+static bool step(VtpuCore *core)
+{
+    int q;
+
+    if (atomic_load(&core->attention)) {
+        pthread_mutex_unlock(&core->lock);
+        vtpu_core_boundary(core);
+        pthread_mutex_lock(&core->lock);
+        return true;
+    }
+    if ((q = pick(core, vtpu_now_ns())) < 0) {
+        return false;
+    }
+    serve(core, (unsigned)q);
+    return true;
+}
+
+bool vtpu_core_step(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->busy = true;
+    bool did = !core->park && step(core);
+    core->busy = false;
+    pthread_mutex_unlock(&core->lock);
+    return did;
+}
+
 void *vtpu_command_thread(void *opaque)
 {
     VtpuCore *core = opaque;
@@ -263,14 +293,7 @@ void *vtpu_command_thread(void *opaque)
     }
     pthread_mutex_lock(&core->lock);
     while (!core->exiting) {
-        int q;
-        if (atomic_load(&core->attention)) {
-            pthread_mutex_unlock(&core->lock);
-            vtpu_core_boundary(core);
-            pthread_mutex_lock(&core->lock);
-        } else if ((q = pick(core, vtpu_now_ns())) >= 0) {
-            serve(core, (unsigned)q);
-        } else {
+        if (!step(core)) {
             idle(core);
         }
     }

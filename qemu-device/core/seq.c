@@ -420,23 +420,27 @@ static void watch_if_wanted(VtpuExec *x)
     x->watched = x->traced || vtpu_injecting(x->core, VTPU_INJECT_HANG_PC);
 }
 
-bool vtpu_seq_run(VtpuExec *x)
+void vtpu_seq_start(VtpuExec *x)
 {
-    VtpuCore *core = x->core;
-    bool halt = false, ok = true;
-
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         x->engine[e].head = x->engine[e].count = 0;
     }
     x->pending = 0;
     x->order = 0;
-    x->random = core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
-    watch_if_wanted(x);
+    x->random = x->core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
     vtpu_link_begin(x);
+}
+
+VtpuOutcome vtpu_seq_run(VtpuExec *x)
+{
+    VtpuCore *core = x->core;
+    bool halt = false, ok = true;
+
+    watch_if_wanted(x);
     while (ok && !halt) {
         if (atomic_load_explicit(&core->attention, memory_order_relaxed)) {
             if (!vtpu_core_boundary(core)) {
-                return false;
+                return VTPU_OUTCOME_FAILED;
             }
             watch_if_wanted(x);
         }
@@ -445,13 +449,13 @@ bool vtpu_seq_run(VtpuExec *x)
             vtpu_link_pause(x);
             continue;
         }
-        atomic_store_explicit(&core->last_pc, x->pc, memory_order_relaxed);
+        atomic_store_explicit(&x->last_pc, x->pc, memory_order_relaxed);
         if (x->watched && !watch(x, step)) {
-            return false;
+            return VTPU_OUTCOME_FAILED;
         }
         ok = step == STEP_NONE  ? deadlock(x)
              : step == STEP_SEQ ? step_seq(x, &halt)
                                 : step_engine(x, step);
     }
-    return ok;
+    return ok ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
 }

@@ -10,7 +10,7 @@
  * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
  * with one of its locks held, and must not call back into functions that wait.
  * guest_error and trace may also run on the thread that made the call;
- * dma_write and hbm_dirty also on that of a sender of the same fabric.
+ * link_write and hbm_dirty also on that of a sender of the same fabric.
  */
 #ifndef VTPU_CORE_H
 #define VTPU_CORE_H
@@ -68,6 +68,10 @@ typedef struct VtpuCoreOps {
     void (*thread_leave)(void *opaque);
     /* Whether instructions are traced; asked as a program starts. NULL: no. */
     bool (*trace_instructions)(void *opaque);
+    /* After vtpu_core_park(): at rest now. May be NULL. */
+    void (*parked)(void *opaque);
+    /* dma_write on the thread of a sender of the same fabric, several at once. NULL: dma_write */
+    bool (*link_write)(void *opaque, uint64_t addr, const void *buf, size_t len);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -78,6 +82,9 @@ typedef struct VtpuCoreConfig {
     /* 0: instructions run in program order. Else the seed of a random order among
      * those that the counters allow, to find missing waits. */
     uint64_t schedule_seed;
+    /* No threads: nothing happens but in vtpu_core_step(). The same calls then
+     * lead to the same accesses in the same order, for fuzzers and debuggers. */
+    bool stepped;
     VtpuFabric *fabric; /* outlives the machine; NULL: no inter-chip link */
     unsigned chip;      /* its number there, which no other machine has */
 } VtpuCoreConfig;
@@ -111,7 +118,19 @@ uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 /* Queues, contexts and engines as lines of text, cut to size - 1 characters. */
 #define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
 void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
-/* Waits until no instruction and no callback is in progress; then parks there. */
+/*
+ * Of a stepped machine: serves one ring command, or what callers asked for, on
+ * the calling thread, which makes the callbacks. False: there is nothing to do,
+ * or not yet (a WAIT that is held). Never from a callback, one caller at a time.
+ */
+bool vtpu_core_step(VtpuCore *core);
+/*
+ * Asks the machine to come to rest between two instructions and to stay there,
+ * and returns; `parked` says when. It makes no callback after that one. A stepped
+ * machine is at rest whenever nobody steps it.
+ */
+void vtpu_core_park(VtpuCore *core);
+/* The same, and waits for it. */
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 

@@ -4,11 +4,8 @@
  * capabilities, DMA, interrupts, resets, properties.
  *
  * Threads: the machine's command thread makes the callbacks; it holds no lock
- * of its own then and takes the BQL. vCPUs and the main loop call the machine
- * with the BQL held; the machine never waits in those calls. Resets start
- * under the BQL, so a callback that holds it and finds no reset under way is
- * not stale, and memory and interrupts of the time before a reset never reach
- * the guest after it.
+ * of its own then, and never takes the BQL (vtpu_call.c). vCPUs and the main loop
+ * call the machine with the BQL held; the machine never waits in those calls.
  *
  * Errors: what a guest does wrong is logged as a guest error or becomes a
  * fault of its queue; nothing here aborts.
@@ -39,51 +36,6 @@
 #define VTPU_DOORBELL_PAGE 4096
 
 /* Callbacks of the machine, on its command thread */
-
-/* BQL held: what the machine does now is of before a reset or an unplug. */
-static bool vtpu_is_stale(VtpuState *s)
-{
-    return !s->core || vtpu_core_resetting(s->core);
-}
-
-static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
-                     DMADirection dir)
-{
-    /* Memory only: the guest must not make us write our own registers. */
-    const MemTxAttrs attrs = { .memory = true };
-    bool ok;
-
-    bql_lock();
-    ok = !vtpu_is_stale(s) &&
-         pci_dma_rw(PCI_DEVICE(s), addr, buf, len, dir, attrs) == MEMTX_OK;
-    bql_unlock();
-    trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, ok);
-    return ok;
-}
-
-static bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len)
-{
-    return vtpu_dma(opaque, addr, buf, len, DMA_DIRECTION_TO_DEVICE);
-}
-
-static bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf,
-                           size_t len)
-{
-    return vtpu_dma(opaque, addr, (void *)buf, len,
-                    DMA_DIRECTION_FROM_DEVICE);
-}
-
-static void vtpu_raise_irq(void *opaque, unsigned vector)
-{
-    VtpuState *s = opaque;
-
-    bql_lock();
-    if (!vtpu_is_stale(s)) {
-        trace_vtpu_irq(s, vector);
-        msix_notify(PCI_DEVICE(s), vector);
-    }
-    bql_unlock();
-}
 
 static void vtpu_guest_error(void *opaque, const char *message)
 {
@@ -164,13 +116,14 @@ static void vtpu_thread_leave(void *opaque)
 static const VtpuCoreOps vtpu_core_ops = {
     .dma_read = vtpu_dma_read,
     .dma_write = vtpu_dma_write,
-    .raise_irq = vtpu_raise_irq,
+    .raise_irq = vtpu_interrupt,
     .guest_error = vtpu_guest_error,
     .hbm_dirty = vtpu_hbm_dirty,
     .trace = vtpu_trace,
     .thread_enter = vtpu_thread_enter,
     .thread_leave = vtpu_thread_leave,
     .trace_instructions = vtpu_trace_instructions,
+    .parked = vtpu_parked,
 };
 
 /*
@@ -373,9 +326,11 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         .isa_path = s->isa_path,
         .schedule_seed = s->schedule_seed,
     };
+    vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
     if (!s->core) {
         error_setg(errp, "vtpu: %s", error);
+        vtpu_calls_exit(s);
         vtpu_exit_capabilities(s);
         vtpu_exit_hbm(s);
     }
@@ -387,14 +342,14 @@ static void vtpu_exit(PCIDevice *pdev)
     VtpuCore *core = s->core;
 
     /*
-     * The command thread may be waiting for the BQL in a callback, and so may
-     * a vCPU in an access to a BAR: neither is to use the machine after this.
+     * A vCPU may be waiting for the BQL in an access to a BAR, and the command
+     * thread for a call: neither is to use the machine after this.
      */
+    vtpu_start_reset(s);
+    vtpu_calls_close(s);
     s->core = NULL;
-    vtpu_core_reset(core);
-    bql_unlock();
     vtpu_core_free(core);
-    bql_lock();
+    vtpu_calls_exit(s);
     vtpu_exit_capabilities(s);
     vtpu_exit_hbm(s);
 }
@@ -405,7 +360,7 @@ static void vtpu_reset_hold(Object *obj, ResetType type)
 
     trace_vtpu_reset(s);
     if (s->core) {
-        vtpu_core_reset(s->core);
+        vtpu_start_reset(s);
     }
 }
 

@@ -14,6 +14,19 @@
 #define TYPE_VTPU "vtpu"
 OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
 
+/* BQL held. */
+typedef void VtpuCallFn(VtpuState *s, void *arg);
+
+/* vtpu_call.c: the one call that the command thread waits for. */
+typedef struct VtpuCalls {
+    QemuMutex lock;
+    QemuCond changed;
+    QEMUBH *bh;
+    VtpuCallFn *fn; /* NULL: none */
+    void *arg;
+    bool parked, closed;
+} VtpuCalls;
+
 struct VtpuState {
     PCIDevice parent_obj;
 
@@ -23,6 +36,7 @@ struct VtpuState {
     MemoryRegion hbm_ram;
     MemoryRegion *hbm; /* hbm_ram, or the backend's */
     VtpuCore *core;    /* under the BQL; NULL before realize, once unplugged */
+    VtpuCalls calls;
 
     /* Properties */
     uint64_t hbm_size;
@@ -31,6 +45,21 @@ struct VtpuState {
     char *isa_path;
     uint64_t schedule_seed;
 };
+
+/* vtpu_call.c: VtpuCoreOps. */
+bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len);
+bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len);
+void vtpu_interrupt(void *opaque, unsigned vector);
+void vtpu_parked(void *opaque);
+/* BQL held. A reset of the bus: nothing of before it gets through. */
+void vtpu_start_reset(VtpuState *s);
+/* BQL held. Around the life of the machine; close() before it is freed. */
+void vtpu_calls_init(VtpuState *s);
+void vtpu_calls_close(VtpuState *s);
+void vtpu_calls_exit(VtpuState *s);
+/* BQL held and kept: returns when the machine is at rest; until unpark. */
+void vtpu_park(VtpuState *s);
+void vtpu_unpark(VtpuState *s);
 
 /* Adds the properties of a running device: its state, faults on demand. */
 void vtpu_monitor_class_init(ObjectClass *class);

@@ -115,7 +115,8 @@ class Fabric:
 
     def output(self, most: int = 1 << 16) -> bytes:
         data = c.create_string_buffer(most)
-        return data.raw[: self.lib.vtpu_fabric_output(self.handle, data, most)]
+        size = self.lib.vtpu_fabric_output(self.handle, data, most)
+        return data.raw[:size]
 
     def run_all(self, programs: dict[int, tuple[bytes, tuple[int, ...]]]) -> None:
         """Starts all programs, then waits for all."""

@@ -63,6 +63,8 @@ class _Ops(c.Structure):
         ("thread_enter", c.c_void_p),
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
+        ("parked", c.c_void_p),
+        ("link_write", c.c_void_p),
     )
 
 
@@ -73,6 +75,7 @@ class _Config(c.Structure):
         ("threads", c.c_uint),
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
+        ("stepped", c.c_bool),
         ("fabric", c.c_void_p),
         ("chip", c.c_uint),
     )
@@ -140,9 +143,11 @@ class Machine:
             None,
             None,
             _WantsTrace(lambda _: self.trace_instructions),
+            None,
+            None,
         )
         path = isa.encode() if isa else None
-        self._config = _Config(base, hbm_bytes, threads, path, seed, fabric, chip)
+        self._config = _Config(base, hbm_bytes, threads, path, seed, False, fabric, chip)
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
             c.byref(self._config), c.byref(self._ops), None, c.byref(error)

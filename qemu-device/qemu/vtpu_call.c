@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: GPL-2.0-or-later */
+/*
+ * vTPU, PCIe endpoint: what the machine's command thread does outside of the
+ * machine, DMA and interrupts, and how others stop it from doing so.
+ *
+ * The command thread never takes the BQL: the thread that holds it may be
+ * waiting for the command thread. RAM it reads and writes without, as virtio's
+ * I/O threads do with their rings. What needs the BQL (interrupts; memory behind
+ * an IOMMU, of which a fault may raise one) is a call: it leaves the call, rings
+ * the main loop and waits for the answer. The main loop makes the call in a
+ * bottom half; a thread that holds the BQL and waits for the command thread to
+ * park makes it itself. So the BQL is never dropped while QEMU stops the VM, and
+ * nothing else changes in between.
+ *
+ * Nothing of before a bus reset reaches the guest after it: a reset starts with
+ * the BQL and calls.lock held, a call is made with the former, RAM is written
+ * with the latter, and both look for a reset first.
+ */
+#include "qemu/osdep.h"
+#include "qemu/main-loop.h"
+#include "exec/memory.h"
+#include "hw/pci/msix.h"
+
+#include "trace.h"
+#include "vtpu.h"
+
+typedef struct VtpuDma {
+    uint64_t addr;
+    void *buf;
+    size_t len;
+    DMADirection dir;
+    bool ok;
+} VtpuDma;
+
+/* BQL held, calls.lock held; drops the latter for the call. */
+static void vtpu_call_serve(VtpuState *s)
+{
+    VtpuCalls *calls = &s->calls;
+    VtpuCallFn *fn = calls->fn;
+
+    if (!fn) {
+        return;
+    }
+    qemu_mutex_unlock(&calls->lock);
+    fn(s, calls->arg);
+    qemu_mutex_lock(&calls->lock);
+    calls->fn = NULL;
+    qemu_cond_broadcast(&calls->changed);
+}
+
+static void vtpu_call_bh(void *opaque)
+{
+    VtpuState *s = opaque;
+
+    qemu_mutex_lock(&s->calls.lock);
+    vtpu_call_serve(s);
+    qemu_mutex_unlock(&s->calls.lock);
+}
+
+/*
+ * Has fn(s, arg) called under the BQL, and waits for its end. False: the device
+ * is leaving, and it may not have been called.
+ */
+static bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
+{
+    VtpuCalls *calls = &s->calls;
+    bool done;
+
+    qemu_mutex_lock(&calls->lock);
+    if (!calls->closed) {
+        calls->arg = arg;
+        calls->fn = fn;
+        qemu_bh_schedule(calls->bh);
+        qemu_cond_broadcast(&calls->changed);
+        while (calls->fn && !calls->closed) {
+            qemu_cond_wait(&calls->changed, &calls->lock);
+        }
+    }
+    done = !calls->closed;
+    qemu_mutex_unlock(&calls->lock);
+    return done;
+}
+
+/* With the BQL or calls.lock held: what is done now is of before a reset. */
+static bool vtpu_is_stale(VtpuState *s)
+{
+    return !s->core || vtpu_core_resetting(s->core);
+}
+
+static void vtpu_call_dma(VtpuState *s, void *arg)
+{
+    /* Memory only: the guest must not make us write our own registers. */
+    const MemTxAttrs attrs = { .memory = true };
+    VtpuDma *dma = arg;
+
+    dma->ok = !vtpu_is_stale(s) &&
+              pci_dma_rw(PCI_DEVICE(s), dma->addr, dma->buf, dma->len,
+                         dma->dir, attrs) == MEMTX_OK;
+}
+
+/* False: nothing was done, since not all of it is RAM and in one piece. */
+static bool vtpu_dma_ram(VtpuState *s, VtpuDma *dma)
+{
+    bool write = dma->dir == DMA_DIRECTION_FROM_DEVICE;
+    MemoryRegionCache cache;
+    bool direct;
+
+    RCU_READ_LOCK_GUARD();
+    direct = address_space_cache_init(&cache,
+                                      pci_get_address_space(PCI_DEVICE(s)),
+                                      dma->addr, dma->len, write) ==
+                 (int64_t)dma->len && cache.ptr;
+    if (direct && write) {
+        WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
+            dma->ok = !vtpu_is_stale(s);
+            if (dma->ok) {
+                memcpy(cache.ptr, dma->buf, dma->len);
+                address_space_cache_invalidate(&cache, 0, dma->len);
+            }
+        }
+    } else if (direct) {
+        memcpy(dma->buf, cache.ptr, dma->len);
+        dma->ok = true;
+    }
+    address_space_cache_destroy(&cache);
+    return direct;
+}
+
+static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
+                     DMADirection dir)
+{
+    VtpuDma dma = { addr, buf, len, dir, false };
+    bool ok = (vtpu_dma_ram(s, &dma) || vtpu_call(s, vtpu_call_dma, &dma)) &&
+              dma.ok;
+
+    trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, ok);
+    return ok;
+}
+
+bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len)
+{
+    return vtpu_dma(opaque, addr, buf, len, DMA_DIRECTION_TO_DEVICE);
+}
+
+bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len)
+{
+    return vtpu_dma(opaque, addr, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE);
+}
+
+static void vtpu_call_irq(VtpuState *s, void *arg)
+{
+    unsigned *vector = arg;
+
+    if (!vtpu_is_stale(s)) {
+        trace_vtpu_irq(s, *vector);
+        msix_notify(PCI_DEVICE(s), *vector);
+    }
+}
+
+void vtpu_interrupt(void *opaque, unsigned vector)
+{
+    vtpu_call(opaque, vtpu_call_irq, &vector);
+}
+
+void vtpu_start_reset(VtpuState *s)
+{
+    WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
+        vtpu_core_reset(s->core);
+    }
+}
+
+void vtpu_parked(void *opaque)
+{
+    VtpuState *s = opaque;
+
+    qemu_mutex_lock(&s->calls.lock);
+    s->calls.parked = true;
+    qemu_cond_broadcast(&s->calls.changed);
+    qemu_mutex_unlock(&s->calls.lock);
+}
+
+void vtpu_park(VtpuState *s)
+{
+    VtpuCalls *calls = &s->calls;
+
+    vtpu_core_park(s->core);
+    qemu_mutex_lock(&calls->lock);
+    while (!calls->parked) {
+        if (calls->fn) {
+            vtpu_call_serve(s);
+        } else {
+            qemu_cond_wait(&calls->changed, &calls->lock);
+        }
+    }
+    qemu_mutex_unlock(&calls->lock);
+}
+
+void vtpu_unpark(VtpuState *s)
+{
+    qemu_mutex_lock(&s->calls.lock);
+    s->calls.parked = false;
+    qemu_mutex_unlock(&s->calls.lock);
+    vtpu_core_resume(s->core);
+}
+
+void vtpu_calls_init(VtpuState *s)
+{
+    VtpuCalls *calls = &s->calls;
+
+    qemu_mutex_init(&calls->lock);
+    qemu_cond_init(&calls->changed);
+    calls->bh = qemu_bh_new_guarded(vtpu_call_bh, s,
+                                    &DEVICE(s)->mem_reentrancy_guard);
+    calls->fn = NULL;
+    calls->parked = calls->closed = false;
+}
+
+void vtpu_calls_close(VtpuState *s)
+{
+    qemu_mutex_lock(&s->calls.lock);
+    s->calls.closed = true;
+    qemu_cond_broadcast(&s->calls.changed);
+    qemu_mutex_unlock(&s->calls.lock);
+}
+
+void vtpu_calls_exit(VtpuState *s)
+{
+    qemu_bh_delete(s->calls.bh);
+    qemu_cond_destroy(&s->calls.changed);
+    qemu_mutex_destroy(&s->calls.lock);
+}
