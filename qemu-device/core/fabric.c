@@ -422,13 +422,14 @@ static uint32_t carry(VtpuFabric *fabric, const VtpuPacket *packet, uint64_t *de
     return reason;
 }
 
-static void count(VtpuFabric *fabric, const VtpuPacket *packet, const Path *path)
+/* Before it is sent: who sees that it arrived finds it counted. Times -1: it was not sent. */
+static void count(VtpuFabric *fabric, const VtpuPacket *packet, const Path *path, int times)
 {
     for (unsigned hop = 0; hop < path->hops; hop++) {
         VtpuCable *cable = &fabric->cable[path->chip[hop]][path->direction[hop]];
         if (!(state_of(fabric, path->chip[hop]) & VTPU_CHIP_REMOTE)) {
-            atomic_fetch_add(&cable->packets, 1);
-            atomic_fetch_add(&cable->bytes, packet->len);
+            atomic_fetch_add(&cable->packets, (uint64_t)times);
+            atomic_fetch_add(&cable->bytes, (uint64_t)times * packet->len);
         }
     }
 }
@@ -454,10 +455,11 @@ uint32_t vtpu_fabric_send(VtpuFabric *fabric, const VtpuPacket *packet, VtpuSend
     if (reason) {
         return reason;
     }
+    count(fabric, packet, &path, 1);
     reason = state_of(fabric, packet->dst) & VTPU_CHIP_REMOTE
                  ? vtpu_wire_send(fabric, packet, sender) : into_chip(fabric, packet);
-    if (reason != VTPU_LINK_BUSY) {
-        count(fabric, packet, &path);
+    if (reason == VTPU_LINK_BUSY) {
+        count(fabric, packet, &path, -1);
     }
     return reason;
 }
@@ -468,11 +470,13 @@ uint32_t vtpu_fabric_deliver(VtpuFabric *fabric, const VtpuPacket *packet)
     uint64_t delay_ns = 0; /* it has no thread to hold up but that of all packets */
     uint32_t reason = carry(fabric, packet, &delay_ns, &path);
 
-    if (!reason) {
-        reason = into_chip(fabric, packet);
-        if (reason != VTPU_LINK_BUSY) {
-            count(fabric, packet, &path);
-        }
+    if (reason) {
+        return reason;
+    }
+    count(fabric, packet, &path, 1);
+    reason = into_chip(fabric, packet);
+    if (reason == VTPU_LINK_BUSY) {
+        count(fabric, packet, &path, -1);
     }
     return reason;
 }

@@ -64,6 +64,9 @@ static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
     case VTPU_ENGINE_MXU:
         trace_vtpu_instruction_mxu(s, queue, pc, op->name);
         break;
+    case VTPU_ENGINE_LINK:
+        trace_vtpu_instruction_link(s, queue, pc, op->name);
+        break;
     default:
         trace_vtpu_instruction_vpu(s, queue, pc, op->name);
         break;
@@ -75,6 +78,7 @@ static bool vtpu_trace_instructions(void *opaque)
     return trace_event_get_state(TRACE_VTPU_INSTRUCTION_SEQ) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_DMA) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_MXU) ||
+           trace_event_get_state(TRACE_VTPU_INSTRUCTION_LINK) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_VPU);
 }
 
@@ -123,6 +127,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .thread_enter = vtpu_thread_enter,
     .thread_leave = vtpu_thread_leave,
     .trace_instructions = vtpu_trace_instructions,
+    .link_write = vtpu_link_write,
     .parked = vtpu_parked,
 };
 
@@ -325,6 +330,8 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         .threads = s->threads,
         .isa_path = s->isa_path,
         .schedule_seed = s->schedule_seed,
+        .fabric = s->fabric ? s->fabric->fabric : NULL,
+        .chip = s->chip,
     };
     vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
@@ -371,6 +378,9 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_LINK("fabric", VtpuState, fabric, TYPE_VTPU_FABRIC,
+                     VtpuFabricState *),
+    DEFINE_PROP_UINT32("chip", VtpuState, chip, 0),
 };
 
 static const VMStateDescription vtpu_vmstate = {

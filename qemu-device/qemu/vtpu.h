@@ -5,14 +5,19 @@
 #ifndef HW_MISC_VTPU_H
 #define HW_MISC_VTPU_H
 
+#include "chardev/char-fe.h"
 #include "hw/pci/pci_device.h"
 #include "qom/object.h"
 #include "system/hostmem.h"
+#include "system/iothread.h"
 
 #include "core/vtpu_core.h"
 
 #define TYPE_VTPU "vtpu"
 OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
+
+#define TYPE_VTPU_FABRIC "vtpu-fabric"
+OBJECT_DECLARE_SIMPLE_TYPE(VtpuFabricState, VTPU_FABRIC)
 
 /* BQL held. */
 typedef void VtpuCallFn(VtpuState *s, void *arg);
@@ -44,11 +49,36 @@ struct VtpuState {
     uint32_t threads;
     char *isa_path;
     uint64_t schedule_seed;
+    VtpuFabricState *fabric;
+    uint32_t chip;
+};
+
+/* vtpu_fabric.c: what joins the devices of a machine, and of two. */
+struct VtpuFabricState {
+    DeviceState parent_obj;
+
+    VtpuFabric *fabric; /* NULL before realize */
+
+    /* Of the stream; all but `changes` and `open` is the I/O thread's. */
+    IOThread *iothread; /* NULL: no stream */
+    QEMUBH *service;
+    unsigned changes;   /* how often it opened or closed; atomic */
+    bool open;          /* atomic */
+    unsigned seen;      /* changes that the fabric has been told */
+    uint8_t *out;
+    size_t out_at, out_end;
+    guint watch;        /* for room in the chardev; 0 none */
+    Notifier shutdown;
+
+    /* Properties */
+    char *shape;
+    CharBackend chr;
 };
 
 /* vtpu_call.c: VtpuCoreOps. */
 bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len);
 bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len);
+bool vtpu_link_write(void *opaque, uint64_t addr, const void *buf, size_t len);
 void vtpu_interrupt(void *opaque, unsigned vector);
 void vtpu_parked(void *opaque);
 /* BQL held. A reset of the bus: nothing of before it gets through. */

@@ -212,7 +212,8 @@ def test_a_wait_blocks_until_the_value(pair: Fabric) -> None:
     fence = start(pair.queues[1], program(ins("LINK_WAIT", counter=5, value=3, chip=0)))
     for _ in range(2):
         pair.queues[0].run(program(ins("REMOTE_SIGNAL", chip=1, counter=5, add=1)))
-    assert pair.queues[1].fence < fence and pair.queues[1].state == "RUNNING"
+    pair.machines[1].wait_for(lambda: pair.queues[1].state == "RUNNING", "running")
+    assert pair.queues[1].fence < fence
     pair.queues[0].run(program(ins("REMOTE_SIGNAL", chip=1, counter=5, add=1)))
     pair.queues[1].wait(fence)
 
