@@ -21,17 +21,39 @@ ROUNDS = int(os.environ.get("BENCH_ROUNDS", "9"))
 CORE = Path(__file__).parents[1] / "qemu-device" / "core"
 
 
-def rounds(threads: int) -> list[dict[str, Any]]:
-    subprocess.run(["make", "-s", "-C", str(CORE), "bench"], check=True, stdout=sys.stderr)
-    command = [str(CORE / "build" / "bench_device"), str(ROUNDS), str(threads)]
+def build(name: str, *variables: str) -> Path:
+    command = ["make", "-s", "-C", str(CORE), f"BUILD={CORE / name}", *variables, "bench"]
+    subprocess.run(command, check=True, stdout=sys.stderr)
+    return CORE / name / "bench_device"
+
+
+def rounds(program: Path, count: int, *arguments: str) -> list[dict[str, Any]]:
+    command = [str(program), str(count), *arguments]
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return [json.loads(line) for line in result.stdout.splitlines()]
+
+
+def timing_cost(program: Path, threads: int) -> dict[str, Any]:
+    """What the timing model costs, off and on, over a machine without its hooks: time for time,
+    in turn. The weight stream is what a decode step does, the dispatch the worst case."""
+    without = build("build/unobserved", "EXTRA_CFLAGS=-DVTPU_UNOBSERVED")
+    ratios: dict[str, list[float]] = {}
+    for _ in range(ROUNDS):
+        (base,) = rounds(without, 1, str(threads))
+        for state, chip in (("off", ()), ("on", ("v5e",))):
+            (found,) = rounds(program, 1, str(threads), *chip)
+            stream = base["weight_stream_gb_s"] / found["weight_stream_gb_s"]
+            ratios.setdefault(f"timing_{state}_ratio", []).append(stream)
+            dispatch = found["dispatch_ns"] / base["dispatch_ns"]
+            ratios.setdefault(f"timing_{state}_dispatch_ratio", []).append(dispatch)
+    return {name: round(statistics.median(values), 3) for name, values in ratios.items()}
 
 
 def main() -> None:
     threads = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
-    raw = rounds(threads)
+    program = build("build")
+    raw = rounds(program, ROUNDS, str(threads))
     path, unit = raw[0].pop("path"), raw[0].pop("unit")
     for each in raw[1:]:
         del each["path"], each["unit"]
@@ -49,6 +71,7 @@ def main() -> None:
         "prefill_bf16_ratio": None,
         "copy_ratio": ratio("copy_gb_s", "memcpy_gb_s"),
         "dispatch_ns": round(statistics.median(each["dispatch_ns"] for each in raw), 1),
+        **timing_cost(program, threads),
         "reasons": {"prefill_bf16_ratio": "the device has no product of bf16 weights"},
         "host": {**host.describe(), "threads": threads, "load_before": round(load, 2)},
         "path": path,

@@ -21,6 +21,7 @@ class OpInfo(NamedTuple):
 
 VENDOR_ID = 0x1234
 DEVICE_ID = 0x5450
+VF_DEVICE_ID = 0x5451
 CLASS = 0x120000
 REVISION = 0x1
 HW_VERSION = 0x10000
@@ -33,6 +34,7 @@ REGS_SIZE = 0x10000
 MSIX_TABLE = 0x8000
 MSIX_PBA = 0xc000
 NUM_MSIX = 0x21
+MAX_VFS = 0xf
 NUM_QUEUES = 0x20
 NUM_CONTEXTS = 0x40
 NUM_SREGS = 0x40
@@ -77,6 +79,11 @@ FAULT = {
     "ECC": 15,
     "LINK": 24,
 }
+STALL = {
+    "NONE": 0,
+    "COUNTER": 1,
+    "SYNC": 2,
+}
 LINK_REASON = {
     "NONE": 0,
     "DISABLED": 1,
@@ -113,6 +120,7 @@ REGISTERS = {
     "NUM_QUEUES": 0x001c,
     "NUM_CONTEXTS": 0x0020,
     "NUM_MSIX": 0x0024,
+    "FUNCTION": 0x0038,
     "CTRL": 0x0040,
     "STATUS": 0x0044,
     "RESET_COUNT": 0x0048,
@@ -127,6 +135,20 @@ REGISTERS = {
     "STAT_BUSY_NS": 0x0090,
     "STAT_HBM_BYTES": 0x0098,
     "STAT_ECC_CORRECTED": 0x00a0,
+    "MODEL_MHZ": 0x0100,
+    "STAT_MODEL_CYCLES": 0x0108,
+    "STAT_MODEL_HBM_READ": 0x0110,
+    "STAT_MODEL_HBM_WRITTEN": 0x0118,
+    "STAT_MODEL_VMEM_BYTES": 0x0120,
+    "STAT_MODEL_OPS": 0x0128,
+    "STAT_MODEL_BUSY_SEQ": 0x0130,
+    "STAT_MODEL_BUSY_DMA": 0x0138,
+    "STAT_MODEL_BUSY_MXU": 0x0140,
+    "STAT_MODEL_BUSY_VPU": 0x0148,
+    "STAT_MODEL_WAIT": 0x0150,
+    "STAT_MODEL_FULL": 0x0158,
+    "STAT_MODEL_SYNC": 0x0160,
+    "STAT_MODEL_HBM_STALL": 0x0168,
     "LINK_ID": 0x2000,
     "LINK_SHAPE": 0x2004,
     "LINK_NEIGHBOURS": 0x2008,
@@ -618,7 +640,7 @@ OPS = {
     ),
 }
 
-# Structures in VMEM: bytes, then field: (offset, struct code, count)
+# Structures in memory: bytes, then field: (offset, struct code, count)
 SAMPLE_PARAMS_BYTES = 32
 SAMPLE_PARAMS = {
     "temperature": (0, "f", 1),
@@ -637,4 +659,41 @@ SAMPLE_RESULT = {
     "reserved": (12, "I", 1),
     "ids": (16, "I", 20),
     "logprobs": (96, "f", 20),
+}
+PROFILE_HEADER_BYTES = 784
+PROFILE_HEADER = {
+    "bytes": (0, "I", 1),
+    "record_bytes": (4, "I", 1),
+    "records": (8, "Q", 1),
+    "instructions": (16, "Q", 1),
+    "clock_mhz": (24, "I", 1),
+    "flags": (28, "I", 1),
+    "cycles": (32, "Q", 1),
+    "hbm_read": (40, "Q", 1),
+    "hbm_written": (48, "Q", 1),
+    "vmem_bytes": (56, "Q", 1),
+    "ops": (64, "Q", 1),
+    "sync": (72, "Q", 1),
+    "busy": (80, "Q", 8),
+    "full": (144, "Q", 8),
+    "hbm_stall": (208, "Q", 8),
+    "wait": (272, "Q", 64),
+}
+PROFILE_RECORD_BYTES = 88
+PROFILE_RECORD = {
+    "pc": (0, "I", 1),
+    "opcode": (4, "B", 1),
+    "engine": (5, "B", 1),
+    "stall_cause": (6, "B", 1),
+    "stall_engine": (7, "B", 1),
+    "issue": (8, "Q", 1),
+    "start": (16, "Q", 1),
+    "end": (24, "Q", 1),
+    "stall": (32, "Q", 1),
+    "full": (40, "Q", 1),
+    "hbm_stall": (48, "Q", 1),
+    "hbm_read": (56, "Q", 1),
+    "hbm_written": (64, "Q", 1),
+    "vmem_bytes": (72, "Q", 1),
+    "ops": (80, "Q", 1),
 }

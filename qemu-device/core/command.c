@@ -53,6 +53,15 @@ void vtpu_command_drop(VtpuExec *x)
     x->vmem = NULL;
 }
 
+static bool check_profile(const VtpuExec *x, const uint8_t *entry)
+{
+    uint64_t va = field64(entry, VTPU_CMD_RUN_PROFILE_VA);
+    uint32_t bytes = field32(entry, VTPU_CMD_RUN_PROFILE_BYTES);
+
+    return bytes == 0 ? va == 0
+                      : x->core->timed && va && va % 8 == 0 && bytes >= VTPU_PROFILE_HEADER_BYTES;
+}
+
 /* Everything of a RUN up to its first instruction. */
 static bool begin_program(VtpuExec *x)
 {
@@ -64,7 +73,7 @@ static bool begin_program(VtpuExec *x)
     uint64_t args_va = field64(entry, VTPU_CMD_RUN_ARGS_VA);
     uint32_t num_args = field32(entry, VTPU_CMD_RUN_NUM_ARGS);
 
-    if (!check_entry(entry, VTPU_CMD_RUN_NUM_ARGS + 4) || code_va % VTPU_INSTR_BYTES ||
+    if (!check_entry(entry, VTPU_CMD_RUN_PROFILE_VA + 8) || !check_profile(x, entry) || code_va % VTPU_INSTR_BYTES ||
         code_bytes % VTPU_INSTR_BYTES || code_bytes == 0 || code_bytes > VTPU_MAX_CODE_BYTES ||
         start % VTPU_INSTR_BYTES || start >= code_bytes || args_va % 8 ||
         num_args > VTPU_MAX_ARGS) {
@@ -82,6 +91,10 @@ static bool begin_program(VtpuExec *x)
     if (!x->vmem) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_EXEC, code_va);
     }
+    if (core->timed && !vtpu_timing_begin(x, field64(entry, VTPU_CMD_RUN_PROFILE_VA),
+                                          field32(entry, VTPU_CMD_RUN_PROFILE_BYTES))) {
+        return false;
+    }
     x->pc = start;
     vtpu_seq_start(x);
     return vtpu_inject_hang(x);
@@ -93,9 +106,10 @@ static VtpuOutcome run(VtpuExec *x)
     VtpuOutcome outcome = VTPU_OUTCOME_FAILED;
 
     if (x->program || begin_program(x)) {
-        vtpu_pool_set_active(core->pool, true);
         outcome = vtpu_seq_run(x);
-        vtpu_pool_set_active(core->pool, false);
+        if (outcome == VTPU_OUTCOME_DONE && core->timed && !vtpu_timing_end(x)) {
+            outcome = VTPU_OUTCOME_FAILED;
+        }
     }
     if (outcome == VTPU_OUTCOME_DONE) {
         vtpu_stat_add(&core->stat_programs, 1);
@@ -161,7 +175,8 @@ static bool copy(VtpuExec *x, const uint8_t *entry)
     while (bytes) {
         VtpuSpan to, from;
         uint64_t n = bytes < COPY_STEP ? bytes : COPY_STEP;
-        if (vtpu_stopped(x->core) || !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
+        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
+            !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
             !vtpu_mmu_span(x, dst, n, VTPU_ACCESS_WRITE, &to)) {
             return false;
         }
@@ -195,7 +210,8 @@ static bool fill(VtpuExec *x, const uint8_t *entry)
     }
     for (uint64_t n; bytes; dst += n, bytes -= n) {
         n = bytes < chunk ? bytes : chunk;
-        if (vtpu_stopped(x->core) || !vtpu_mem_write(x, dst, buffer, n)) {
+        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
+            !vtpu_mem_write(x, dst, buffer, n)) {
             return false;
         }
     }
@@ -249,10 +265,18 @@ static bool execute(VtpuExec *x)
     }
 }
 
+static bool needs_engines(uint8_t op)
+{
+    return op == VTPU_CMD_RUN || op == VTPU_CMD_COPY || op == VTPU_CMD_FILL;
+}
+
 VtpuOutcome vtpu_command_execute(VtpuExec *x)
 {
     VtpuOutcome outcome;
 
+    if (needs_engines(x->entry[VTPU_RING_OP]) && !vtpu_engines_take(x->core)) {
+        return VTPU_OUTCOME_FAILED;
+    }
     switch (x->entry[VTPU_RING_OP]) {
     case VTPU_CMD_RUN:
         outcome = run(x);

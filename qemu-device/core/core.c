@@ -3,13 +3,14 @@
  * The machine as a whole: its life, its reset, and the meeting point between
  * callers' threads and the command thread.
  */
-#include <sched.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include "machine.h"
+
+#define CLEAR_STEP (64u << 10)
 
 uint64_t vtpu_now_ns(void)
 {
@@ -36,6 +37,7 @@ void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64
 void vtpu_core_kick(VtpuCore *core)
 {
     pthread_cond_signal(&core->wake);
+    vtpu_engines_kick(core);
 }
 
 /* Lock held; nothing runs in the context, or it is the command thread that asks. */
@@ -80,6 +82,9 @@ static void finish_reset(VtpuCore *core)
     atomic_store(&core->stat_ecc_corrected, 0);
     atomic_store(&core->stat_busy_ns, 0);
     atomic_store(&core->stat_hbm_bytes, 0);
+    for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
+        atomic_store(&core->stat_model[n], 0);
+    }
     core->time_base = vtpu_now_ns();
     core->reset_count++;
     core->resetting = false;
@@ -90,8 +95,10 @@ static void finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    core->asleep = false;
     vtpu_link_stop(core);
-    if (!core->busy && !core->link.receiving && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
+    if (!core->busy && !core->link.receiving && !core->clear &&
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
     }
@@ -128,11 +135,40 @@ void vtpu_core_received(VtpuCore *core)
     pthread_cond_broadcast(&core->wake); /* rest() */
 }
 
-/* Lock held: stays while the machine is to be parked. */
+/*
+ * Lock held: HBM to zero. What is zero is only read, so that memory which nobody
+ * touched costs the host nothing.
+ */
+static void clear_hbm(VtpuCore *core)
+{
+    for (uint64_t at = 0; at < core->hbm_bytes && !core->exiting; at += CLEAR_STEP) {
+        uint8_t *part = core->hbm + at;
+
+        pthread_mutex_unlock(&core->lock);
+        if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
+            memset(part, 0, CLEAR_STEP);
+            vtpu_dirty(&core->exec[0], part, CLEAR_STEP);
+        }
+        pthread_mutex_lock(&core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+    vtpu_dirty_flush(&core->exec[0]);
+    pthread_mutex_lock(&core->lock);
+}
+
+/* Lock held. A stepped machine stands still by not being stepped. */
+static bool stands_still(const VtpuCore *core)
+{
+    return !core->exiting && !core->stepped &&
+           (core->park || (core->asleep && !vtpu_stopped(core)));
+}
+
+/* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
-    while (core->park && !core->exiting && !core->stepped) {
-        if (core->parked || core->link.receiving) {
+    while (stands_still(core)) {
+        vtpu_engines_release(core);
+        if (!core->park || core->parked || core->link.receiving) {
             pthread_cond_wait(&core->wake, &core->lock);
             continue;
         }
@@ -149,6 +185,8 @@ static void rest(VtpuCore *core)
 
 bool vtpu_core_boundary(VtpuCore *core)
 {
+    bool held = core->share.held, cleared = false;
+
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
@@ -156,6 +194,11 @@ bool vtpu_core_boundary(VtpuCore *core)
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 && !core->link.receiving &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
+        while (core->clear && !core->exiting) {
+            core->clear = false;
+            clear_hbm(core);
+            cleared = !core->exiting;
+        }
         finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -165,7 +208,12 @@ bool vtpu_core_boundary(VtpuCore *core)
     for (; irqs; irqs &= irqs - 1) {
         vtpu_raise_irq(core, (unsigned)__builtin_ctzll(irqs));
     }
-    return go_on;
+    if (cleared && core->ops.hbm_cleared) {
+        core->ops.hbm_cleared(core->opaque);
+    }
+    /* A command that had the engines gets them back, after others in their turn. */
+    return go_on && (!held || ((core->running < 0 || vtpu_engines_take(core)) &&
+                               vtpu_engines_boundary(core)));
 }
 
 void vtpu_core_reset(VtpuCore *core)
@@ -173,6 +221,55 @@ void vtpu_core_reset(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     vtpu_core_start_reset(core);
     pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_reset_and_clear(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->clear = true;
+    vtpu_core_start_reset(core);
+    pthread_mutex_unlock(&core->lock);
+}
+
+void vtpu_core_sleep(VtpuCore *core, bool asleep)
+{
+    pthread_mutex_lock(&core->lock);
+    core->asleep = asleep;
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+    pthread_mutex_unlock(&core->lock);
+    if (core->link.fabric) {
+        vtpu_fabric_wake(core->link.fabric); /* packets may wait for it */
+    }
+}
+
+/* Lock held. */
+static bool must_wait(const VtpuCore *core)
+{
+    return core->asleep && !core->park && !core->exiting && !vtpu_stopped(core);
+}
+
+bool vtpu_core_asleep(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool asleep = must_wait(core);
+    pthread_mutex_unlock(&core->lock);
+    return asleep;
+}
+
+void vtpu_core_wait_awake(VtpuCore *core)
+{
+    bool held = core->share.held;
+
+    pthread_mutex_lock(&core->lock);
+    while (must_wait(core)) {
+        vtpu_engines_release(core);
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (held) {
+        vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
+    }
 }
 
 bool vtpu_core_resetting(VtpuCore *core)
@@ -211,7 +308,7 @@ void vtpu_core_quiesce(VtpuCore *core)
 void vtpu_core_resume(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    core->park = false;
+    core->park = core->parked = false; /* who parks it again is to be told again */
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
     if (core->link.fabric) {
@@ -224,13 +321,6 @@ const char *vtpu_core_isa_path(const VtpuCore *core)
     return core->kernels->name;
 }
 
-static unsigned host_threads(void)
-{
-    cpu_set_t set;
-
-    return sched_getaffinity(0, sizeof(set), &set) ? 1 : (unsigned)CPU_COUNT(&set);
-}
-
 static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps *ops)
 {
     if (!ops->dma_read || !ops->dma_write || !ops->raise_irq) {
@@ -240,23 +330,19 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
         (config->hbm_bytes & (config->hbm_bytes - 1))) {
         return "HBM must be a power of two of at least 16 MiB";
     }
-    if (config->threads > 256) {
-        return "at most 256 compute threads";
-    }
     if (!vtpu_kernels_get(config->isa_path)) {
         return "this host has no such vector path";
     }
-    return config->fabric ? vtpu_fabric_check(config->fabric, config->chip) : NULL;
+    if (config->timing_trace && !config->timing && !config->timing_file) {
+        return "timing-trace needs a timing model: timing or timing-file";
+    }
+    return config->fabric ? vtpu_fabric_check(config->fabric, config->fabric_chip) : NULL;
 }
 
-static bool start_threads(VtpuCore *core)
+static bool start_thread(VtpuCore *core)
 {
     sigset_t all, old;
 
-    core->pool = vtpu_pool_new(core->threads, &core->stop);
-    if (!core->pool || core->stepped) {
-        return core->pool != NULL;
-    }
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     bool ok = pthread_create(&core->thread, NULL, vtpu_command_thread, core) == 0;
@@ -267,10 +353,12 @@ static bool start_threads(VtpuCore *core)
     return ok;
 }
 
-/* Everything but the threads. */
+/* Everything but the thread. */
 static void destroy(VtpuCore *core)
 {
-    vtpu_pool_free(core->pool);
+    vtpu_chip_leave(core);
+    vtpu_chip_free(core->own_chip);
+    vtpu_timing_trace_close(core);
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
         free(core->buffer[i].data);
     }
@@ -280,6 +368,7 @@ static void destroy(VtpuCore *core)
     vtpu_program_free_all(core);
     vtpu_vmem_free_all(core);
     vtpu_link_destroy(core);
+    pthread_cond_destroy(&core->share.come);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
     pthread_mutex_destroy(&core->lock);
@@ -292,23 +381,35 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_condattr_t monotonic;
 
     *error = check_config(config, ops);
-    if (*error) {
+    struct vtpu_timing_params timing = { 0 };
+    bool timed = config->timing || config->timing_file;
+    if (*error ||
+        (timed && !vtpu_timing_params(config->timing, config->timing_file, &timing, error))) {
+        return NULL;
+    }
+    unsigned threads = config->stepped ? 1 : config->threads;
+    VtpuChip *own = config->chip ? NULL : vtpu_chip_new(threads, error);
+    if (!config->chip && !own) {
         return NULL;
     }
     VtpuCore *core = calloc(1, sizeof(*core));
     if (!core || !vtpu_vmem_init(core)) {
+        vtpu_chip_free(own);
         free(core);
         *error = "out of memory";
         return NULL;
     }
+    core->own_chip = own;
+    core->function = config->function;
     core->ops = *ops;
     core->opaque = opaque;
     core->hbm = config->hbm;
     core->hbm_bytes = config->hbm_bytes;
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->stepped = config->stepped;
-    core->threads = config->stepped ? 1 : config->threads ? config->threads : host_threads();
     core->schedule_seed = config->schedule_seed;
+    core->timed = timed;
+    core->timing = timing;
     core->running = -1;
     core->busy = !config->stepped;
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
@@ -317,23 +418,29 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     }
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
-    vtpu_link_init(core, config->fabric, config->chip);
+    vtpu_link_init(core, config->fabric, config->fabric_chip);
     vtpu_queue_clear_all(core);
     pthread_mutex_init(&core->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&core->wake, &monotonic);
     pthread_cond_init(&core->changed, NULL);
+    pthread_cond_init(&core->share.come, &monotonic);
     pthread_condattr_destroy(&monotonic);
-    if (!start_threads(core)) {
+    vtpu_chip_join(own ? own : config->chip, core);
+    if (config->timing_trace && !vtpu_timing_trace_open(core, config->timing_trace, error)) {
         destroy(core);
-        *error = "cannot start threads";
         return NULL;
     }
-    if (config->fabric && !vtpu_fabric_attach(config->fabric, config->chip, core)) {
+    if (!core->stepped && !start_thread(core)) {
+        destroy(core);
+        *error = "cannot start a thread";
+        return NULL;
+    }
+    if (config->fabric && !vtpu_fabric_attach(config->fabric, config->fabric_chip, core)) {
         core->link.fabric = NULL;
         vtpu_core_free(core);
-        *error = vtpu_fabric_check(config->fabric, config->chip);
+        *error = vtpu_fabric_check(config->fabric, config->fabric_chip);
         return NULL;
     }
     return core;

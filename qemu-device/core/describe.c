@@ -49,6 +49,23 @@ static void put_queue(Text *text, unsigned q, const VtpuQueue *queue)
     put(text, "\n");
 }
 
+/* The timing model's totals, as the registers give them. */
+static void put_model(Text *text, const VtpuCore *core)
+{
+    static const char *const names[VTPU_NUM_MODEL_STATS] = {
+        "cycles", "HBM bytes read", "HBM bytes written", "VMEM bytes", "operations", "SEQ busy",
+        "DMA busy", "MXU busy", "VPU busy", "waiting for counters", "waiting for room",
+        "waiting in SYNC", "waiting for HBM",
+    };
+
+    put(text, "model: %u MHz", core->timing.clock_mhz);
+    for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
+        put(text, ", %s %" PRIu64, names[n],
+            atomic_load_explicit(&core->stat_model[n], memory_order_relaxed));
+    }
+    put(text, "\n");
+}
+
 void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
 {
     static const char *const engines[] = VTPU_ENGINE_NAMES;
@@ -59,7 +76,7 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     pthread_mutex_lock(&core->lock);
     memcpy(queue, core->queue, sizeof(queue));
     memcpy(root, core->ctx_root, sizeof(root));
-    bool enabled = core->enabled, resetting = core->resetting;
+    bool enabled = core->enabled, resetting = core->resetting, asleep = core->asleep;
     int running = core->running;
     uint32_t last_pc = running < 0 ? 0 : atomic_load(&core->exec[running].last_pc);
     uint32_t resets = core->reset_count;
@@ -68,8 +85,8 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     uint32_t link_errors = core->link.errors;
     pthread_mutex_unlock(&core->lock);
 
-    put(&text, "device: %s, %u resets", resetting ? "resetting" : enabled ? "ready" : "disabled",
-        resets);
+    put(&text, "device: %s, %u resets",
+        resetting ? "resetting" : asleep ? "asleep" : enabled ? "ready" : "disabled", resets);
     if (running >= 0) {
         put(&text, ", serves queue %d, last pc 0x%x", running, last_pc);
     }
@@ -82,6 +99,9 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
         put(&text, "link: chip %u, %s, context %u, accepts 0x%04x, errors 0x%x\n",
             core->link.chip, link_enabled ? "enabled" : "disabled", link_context, link_accept,
             link_errors);
+    }
+    if (core->timed) {
+        put_model(&text, core);
     }
     for (unsigned c = 0; c < VTPU_NUM_CONTEXTS; c++) {
         if (root[c]) {

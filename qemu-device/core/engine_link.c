@@ -318,7 +318,7 @@ bool vtpu_link_wait(VtpuExec *x, const uint64_t v[8], bool *over)
 }
 
 /* Sleeps until something may have changed; the caller looks again. */
-void vtpu_link_pause(VtpuExec *x)
+bool vtpu_link_pause(VtpuExec *x)
 {
     VtpuCore *core = x->core;
     uint64_t until = vtpu_now_ns() + LOOK_NS;
@@ -327,10 +327,12 @@ void vtpu_link_pause(VtpuExec *x)
         until = x->send.ready_ns;
     }
     struct timespec t = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
+    vtpu_engines_release(core);
     pthread_mutex_lock(&core->lock);
     if (!atomic_load(&core->attention) && x->link_events == core->link.events) {
         pthread_cond_timedwait(&core->wake, &core->lock, &t);
     }
     x->link_events = core->link.events;
     pthread_mutex_unlock(&core->lock);
+    return vtpu_engines_take(core);
 }

@@ -112,34 +112,54 @@ uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence)
     return fence ^ use(core, VTPU_INJECT_FENCE_CORRUPT, UINT64_MAX);
 }
 
-bool vtpu_inject_dma_error(VtpuCore *core)
+static void report(VtpuCore *core, VtpuHardwareError what)
 {
-    return use(core, VTPU_INJECT_DMA_ERROR, 1) == 1;
+    if (core->ops.hardware_error) {
+        core->ops.hardware_error(core->opaque, what);
+    }
+}
+
+bool vtpu_inject_dma_error(VtpuCore *core, bool read)
+{
+    if (use(core, VTPU_INJECT_DMA_ERROR, 1) != 1) {
+        return false;
+    }
+    if (read) { /* a write has no answer that could carry an error */
+        report(core, VTPU_ERROR_POISONED);
+    }
+    return true;
 }
 
 uint32_t vtpu_inject_ecc(VtpuCore *core)
 {
     if (use(core, VTPU_INJECT_ECC_SINGLE, 1)) {
         vtpu_stat_add(&core->stat_ecc_corrected, 1);
+        report(core, VTPU_ERROR_CORRECTED);
     }
-    return use(core, VTPU_INJECT_ECC_DOUBLE, 1) ? VTPU_FAULT_ECC : VTPU_FAULT_NONE;
+    if (!use(core, VTPU_INJECT_ECC_DOUBLE, 1)) {
+        return VTPU_FAULT_NONE;
+    }
+    report(core, VTPU_ERROR_UNCORRECTED);
+    return VTPU_FAULT_ECC;
 }
 
 /*
  * Stays between two instructions until `until`, or while `what` is armed if
- * that is shorter, and meanwhile serves what callers ask; false: stopped.
+ * that is shorter, and meanwhile serves what callers ask and leaves the engines
+ * to others; false: stopped.
  */
 static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
 {
     VtpuCore *core = x->core;
     struct timespec end = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
 
+    vtpu_engines_release(core);
     for (;;) {
         if (!vtpu_core_boundary(core)) {
             return false;
         }
         if (vtpu_now_ns() >= until || (what < VTPU_NUM_INJECTIONS && !vtpu_injecting(core, what))) {
-            return true;
+            return vtpu_engines_take(core);
         }
         pthread_mutex_lock(&core->lock);
         if (!atomic_load(&core->attention)) {
@@ -178,7 +198,7 @@ bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
 
 uint64_t vtpu_inject_slow_begin(const VtpuCore *core)
 {
-    return vtpu_injecting(core, VTPU_INJECT_HBM_SLOW) ? vtpu_now_ns() : 0;
+    return vtpu_injecting(core, VTPU_INJECT_HBM_SLOW) ? vtpu_now_ns() - core->share.waited : 0;
 }
 
 bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
@@ -186,7 +206,7 @@ bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
     if (!begin) {
         return true;
     }
-    uint64_t now = vtpu_now_ns();
+    uint64_t now = vtpu_now_ns(), took = now - x->core->share.waited - begin;
     uint64_t factor = vtpu_core_injected(x->core, VTPU_INJECT_HBM_SLOW);
-    return pause_here(x, now + (now - begin) * (factor - 1), VTPU_INJECT_HBM_SLOW);
+    return pause_here(x, now + took * (factor - 1), VTPU_INJECT_HBM_SLOW);
 }

@@ -103,6 +103,12 @@ static uint32_t refuses(const VtpuCore *core, unsigned src)
              ? VTPU_LINK_REASON_REFUSED : VTPU_LINK_REASON_NONE;
 }
 
+/* Lock held: parked or in D3, memory stays as it is. */
+static bool rests(const VtpuCore *core)
+{
+    return core->park || core->asleep;
+}
+
 /* Lock not held: into memory, by the tables that `root` names. */
 static uint32_t write_packet(VtpuCore *core, const VtpuPacket *packet, uint64_t root)
 {
@@ -168,10 +174,10 @@ uint32_t vtpu_link_receive(VtpuCore *core, const VtpuPacket *packet)
     uint32_t reason;
 
     pthread_mutex_lock(&core->lock);
-    while (!(reason = refuses(core, packet->src)) && link->receiving && !core->park) {
+    while (!(reason = refuses(core, packet->src)) && link->receiving && !rests(core)) {
         pthread_cond_wait(&link->received, &core->lock);
     }
-    if (!reason && core->park) {
+    if (!reason && rests(core)) {
         pthread_mutex_unlock(&core->lock);
         return VTPU_LINK_BUSY;
     }

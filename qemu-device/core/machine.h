@@ -19,9 +19,12 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 
+#include "footprint.h"
 #include "kernels.h"
 #include "link.h"
+#include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
 #include "vtpu_isa.h"
@@ -49,16 +52,46 @@ typedef struct VtpuPool VtpuPool;
 /* Part [begin, end) of a job; slot numbers the calling thread, 0..threads-1. */
 typedef void (*VtpuPoolFn)(void *arg, uint32_t begin, uint32_t end, unsigned slot);
 
-/* stop: when non-zero, parts not yet begun are skipped. NULL: out of threads. */
-VtpuPool *vtpu_pool_new(unsigned threads, const atomic_uint *stop);
+VtpuPool *vtpu_pool_new(unsigned threads); /* NULL: out of threads */
 void vtpu_pool_free(VtpuPool *pool);
 /*
  * Calls fn over [0, total) in parts of `grain`, on the caller and the workers,
  * and returns when all are done; false when stopped. One caller at a time.
  */
 bool vtpu_pool_for(VtpuPool *pool, uint32_t total, uint32_t grain, VtpuPoolFn fn, void *arg);
-/* While a program runs, idle workers spin a while before they sleep. */
-void vtpu_pool_set_active(VtpuPool *pool, bool active);
+/*
+ * To the one caller to come, whose parts not yet begun are skipped while *stop is
+ * non-zero; idle workers spin a while then before they sleep. NULL: to nobody.
+ */
+void vtpu_pool_lend(VtpuPool *pool, const atomic_uint *stop);
+
+/* ---- chip.c: the engines, shared by the machines of a chip ---- */
+
+#define VTPU_SLICE_NS 1000000
+
+/* A machine's share. [chip's lock] but for what is marked */
+typedef struct VtpuShare {
+    struct VtpuCore *next;
+    pthread_cond_t come; /* it is this machine's turn, or something else to look at */
+    bool waiting;
+    uint64_t used;   /* ns, at least the chip's clock as it began to wait */
+    bool held;       /* [command] */
+    uint64_t waited; /* ns, all time. [command] */
+} VtpuShare;
+
+void vtpu_chip_join(VtpuChip *chip, struct VtpuCore *core);
+void vtpu_chip_leave(struct VtpuCore *core);
+/* Returns once they are held, also if they were before; false: stopped. [command] */
+bool vtpu_engines_take(struct VtpuCore *core);
+/* The same within an instruction that gave them away to wait. [command] */
+bool vtpu_engines_take_back(struct VtpuCore *core);
+void vtpu_engines_release(struct VtpuCore *core); /* if held. [command] */
+/*
+ * Between instructions: gives way when the slice is over and another's turn has
+ * come, and waits for the next one if a command is running; false: stopped. [command]
+ */
+bool vtpu_engines_boundary(struct VtpuCore *core);
+void vtpu_engines_kick(struct VtpuCore *core); /* looks at `attention` again */
 
 /* ---- mmu.c: translation ---- */
 
@@ -116,6 +149,7 @@ typedef struct VtpuVmem {
 /* ---- seq.c, engine_*.c: one command ---- */
 
 #define VTPU_ENGINE_DEPTH 16
+#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_HBM_STALL - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
 
 typedef struct VtpuIssued {
     const VtpuDecoded *in; /* the program's, at pc */
@@ -169,6 +203,9 @@ typedef struct VtpuExec {
     bool traced;
     _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
     uint32_t link_events; /* VtpuLink.events when it was last looked at */
+    bool observed; /* tell the timing model of each instruction */
+
+    VtpuTiming timing; /* state of a RUN where there is a timing model */
 } VtpuExec;
 
 /* How far a command got. */
@@ -200,9 +237,15 @@ struct VtpuCore {
     uint8_t *hbm;
     uint64_t hbm_bytes;
     const VtpuKernels *kernels;
+    VtpuChip *chip;
+    VtpuChip *own_chip; /* to be freed with the machine */
+    VtpuShare share;
     unsigned threads;
+    unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
+    bool timed; /* programs are timed on the chip that is described by: */
+    struct vtpu_timing_params timing;
 
     pthread_mutex_t lock;
     pthread_cond_t wake;    /* the command thread has something to look at */
@@ -216,7 +259,8 @@ struct VtpuCore {
 
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */
-    bool exiting, park, parked, resetting, enabled;
+    bool exiting, park, parked, asleep, resetting, enabled;
+    bool clear; /* HBM, before the reset ends */
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     uint32_t reset_count, scratch, err_queues;
@@ -235,6 +279,7 @@ struct VtpuCore {
     /* Statistics: written by the command thread, read by all. */
     _Atomic uint64_t stat_programs, stat_busy_ns, stat_hbm_bytes, stat_ecc_corrected;
     _Atomic uint64_t stat_engine[VTPU_NUM_ENGINES]; /* instructions */
+    _Atomic uint64_t stat_model[VTPU_NUM_MODEL_STATS]; /* as STAT_MODEL_CYCLES and on */
 
     /* [command] for the running command's context, [lock] for the others */
     uint64_t root[VTPU_NUM_CONTEXTS]; /* roots in use */
@@ -247,6 +292,8 @@ struct VtpuCore {
     uint64_t program_clock;
     VtpuBuffer buffer[VTPU_NUM_BUFFERS];
     uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
+    FILE *timing_trace;              /* or NULL */
+    uint64_t timing_trace_end;       /* cycles that it covers */
 };
 
 /* core.c */
@@ -271,7 +318,7 @@ static inline bool vtpu_injecting(const VtpuCore *core, VtpuInjection what)
 /* Every interrupt goes through here. */
 void vtpu_raise_irq(VtpuCore *core, unsigned vector);
 uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
-bool vtpu_inject_dma_error(VtpuCore *core);  /* true: this transfer fails */
+bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fails */
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
 bool vtpu_inject_hang(VtpuExec *x);
 bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
@@ -324,8 +371,8 @@ bool vtpu_link_ready(VtpuExec *x);
 bool vtpu_link_wait(VtpuExec *x, const uint64_t v[8], bool *over);
 bool vtpu_link_wait_over(const VtpuExec *x, const uint64_t v[8]);
 bool vtpu_link_counter(VtpuExec *x, uint64_t counter, uint64_t *value);
-/* Sleeps until something may have changed of what the two wait for. */
-void vtpu_link_pause(VtpuExec *x);
+/* Sleeps until something may have changed of what the two wait for; false: stopped. */
+bool vtpu_link_pause(VtpuExec *x);
 
 /* exec.c: what commands and engines share */
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */
@@ -365,6 +412,17 @@ bool vtpu_mem_write(VtpuExec *x, uint64_t va, const void *buf, uint64_t len);
 /* Bus accesses that record BUS faults. */
 bool vtpu_bus_read(VtpuExec *x, uint64_t bus, void *buf, uint64_t len);
 bool vtpu_bus_write(VtpuExec *x, uint64_t bus, const void *buf, uint64_t len);
+
+/* -DVTPU_UNOBSERVED leaves the hooks out, to measure what they cost when off. */
+static inline bool vtpu_observed(const VtpuExec *x)
+{
+#ifdef VTPU_UNOBSERVED
+    (void)x;
+    return false;
+#else
+    return __builtin_expect(x->observed, false);
+#endif
+}
 
 static inline void vtpu_relax(void)
 {

@@ -206,7 +206,7 @@ bool vtpu_bus_read(VtpuExec *x, uint64_t bus, void *buf, uint64_t len)
         if (vtpu_stopped(x->core)) {
             return false;
         }
-        if (vtpu_inject_dma_error(x->core) ||
+        if (vtpu_inject_dma_error(x->core, true) ||
             !x->core->ops.dma_read(x->core->opaque, bus + done, (uint8_t *)buf + done, n)) {
             return vtpu_fault(x, VTPU_FAULT_BUS, VTPU_ACCESS_READ, bus + done);
         }
@@ -221,7 +221,7 @@ bool vtpu_bus_write(VtpuExec *x, uint64_t bus, const void *buf, uint64_t len)
         if (vtpu_stopped(x->core)) {
             return false;
         }
-        if (vtpu_inject_dma_error(x->core) ||
+        if (vtpu_inject_dma_error(x->core, false) ||
             !x->core->ops.dma_write(x->core->opaque, bus + done,
                                     (const uint8_t *)buf + done, n)) {
             return vtpu_fault(x, VTPU_FAULT_BUS, VTPU_ACCESS_WRITE, bus + done);

@@ -35,8 +35,8 @@ struct VtpuPool {
     _Alignas(64) _Atomic uint32_t done;   /* parts finished */
     _Alignas(64) _Atomic uint32_t sleepers;
     _Atomic uint32_t wake;                /* futex word */
-    _Atomic bool active, exiting;
-    const atomic_uint *stop;
+    _Atomic(const atomic_uint *) stop; /* NULL: nobody is about to use the pool */
+    _Atomic bool exiting;
     unsigned workers;
     Worker worker[];
 };
@@ -49,6 +49,12 @@ static void futex_wait(_Atomic uint32_t *word, uint32_t value)
 static void futex_wake_all(_Atomic uint32_t *word)
 {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT32_MAX, NULL, NULL, 0);
+}
+
+static bool stopped(const VtpuPool *pool)
+{
+    return atomic_load_explicit(atomic_load_explicit(&pool->stop, memory_order_relaxed),
+                                memory_order_relaxed);
 }
 
 /* Claims and computes parts until none is left; returns how many. */
@@ -73,7 +79,7 @@ static unsigned take_parts(VtpuPool *pool, unsigned slot)
                                                    memory_order_relaxed)) {
             continue;
         }
-        if (!atomic_load_explicit(pool->stop, memory_order_relaxed)) {
+        if (!stopped(pool)) {
             uint32_t begin = part * grain;
             fn(arg, begin, total - begin < grain ? total : begin + grain, slot);
         }
@@ -100,7 +106,7 @@ static void *worker_main(void *opaque)
             continue;
         }
         if (spins++ < WORKER_SPINS &&
-            atomic_load_explicit(&pool->active, memory_order_relaxed)) {
+            atomic_load_explicit(&pool->stop, memory_order_relaxed)) {
             vtpu_relax();
             continue;
         }
@@ -138,7 +144,7 @@ bool vtpu_pool_for(VtpuPool *pool, uint32_t total, uint32_t grain, VtpuPoolFn fn
     if (pool->workers == 0) {
         for (uint32_t begin = 0; begin < total;) {
             uint32_t end = total - begin < grain ? total : begin + grain;
-            if (atomic_load_explicit(pool->stop, memory_order_relaxed)) {
+            if (stopped(pool)) {
                 return false;
             }
             fn(arg, begin, end, 0);
@@ -168,15 +174,15 @@ bool vtpu_pool_for(VtpuPool *pool, uint32_t total, uint32_t grain, VtpuPoolFn fn
             sched_yield();
         }
     }
-    return !atomic_load_explicit(pool->stop, memory_order_relaxed);
+    return !stopped(pool);
 }
 
-void vtpu_pool_set_active(VtpuPool *pool, bool active)
+void vtpu_pool_lend(VtpuPool *pool, const atomic_uint *stop)
 {
-    atomic_store_explicit(&pool->active, active, memory_order_relaxed);
+    atomic_store_explicit(&pool->stop, stop, memory_order_relaxed);
 }
 
-VtpuPool *vtpu_pool_new(unsigned threads, const atomic_uint *stop)
+VtpuPool *vtpu_pool_new(unsigned threads)
 {
     size_t bytes = sizeof(VtpuPool) + threads * sizeof(Worker);
     VtpuPool *pool = aligned_alloc(64, (bytes + 63) & ~(size_t)63);
@@ -185,7 +191,7 @@ VtpuPool *vtpu_pool_new(unsigned threads, const atomic_uint *stop)
     if (!pool) {
         return NULL;
     }
-    *pool = (VtpuPool) { .stop = stop };
+    *pool = (VtpuPool) { .stop = NULL };
     /* Signals belong to the program around the machine. */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);

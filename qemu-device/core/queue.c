@@ -197,7 +197,7 @@ static void serve(VtpuCore *core, unsigned q)
         vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
     } else {
         pthread_mutex_unlock(&core->lock);
-        uint64_t start = vtpu_now_ns();
+        uint64_t start = vtpu_now_ns() - core->share.waited;
         bool ok = fetched || vtpu_bus_read(x, at, x->entry, VTPU_RING_ENTRY);
         if (ok && !fetched) {
             vtpu_core_trace(core, VTPU_EVENT_BEGIN, q, x->entry[VTPU_RING_OP], head);
@@ -208,7 +208,7 @@ static void serve(VtpuCore *core, unsigned q)
         if (outcome == VTPU_OUTCOME_DONE && complete(x, fence_addr, vector)) {
             vtpu_core_trace(core, VTPU_EVENT_END, q, x->entry[VTPU_RING_OP], head);
         }
-        vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - start);
+        vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - core->share.waited - start);
         pthread_mutex_lock(&core->lock);
     }
     core->running = -1;
@@ -247,6 +247,7 @@ static void idle(VtpuCore *core)
         }
     }
     core->busy = false;
+    vtpu_engines_release(core);
     if (next == UINT64_MAX) {
         pthread_cond_wait(&core->wake, &core->lock);
     } else {
@@ -278,7 +279,8 @@ bool vtpu_core_step(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
     core->busy = true;
-    bool did = !core->park && step(core);
+    bool did = !core->park && !core->asleep && step(core);
+    vtpu_engines_release(core);
     core->busy = false;
     pthread_mutex_unlock(&core->lock);
     return did;
@@ -297,6 +299,7 @@ void *vtpu_command_thread(void *opaque)
             idle(core);
         }
     }
+    vtpu_engines_release(core);
     pthread_mutex_unlock(&core->lock);
     if (core->ops.thread_leave) {
         core->ops.thread_leave(core->opaque);

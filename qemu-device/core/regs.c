@@ -37,8 +37,18 @@ static unsigned queue_reg_size(uint64_t offset)
     }
 }
 
+/* STAT_MODEL_*, which follow one another. */
+static bool is_model_stat(uint64_t offset)
+{
+    return offset >= VTPU_REG_STAT_MODEL_CYCLES && offset <= VTPU_REG_STAT_MODEL_HBM_STALL &&
+           offset % 8 == 0;
+}
+
 static unsigned device_reg_size(uint64_t offset)
 {
+    if (is_model_stat(offset)) {
+        return 8;
+    }
     switch (offset) {
     case VTPU_REG_HBM_SIZE:
     case VTPU_REG_TIME:
@@ -56,6 +66,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_NUM_QUEUES:
     case VTPU_REG_NUM_CONTEXTS:
     case VTPU_REG_NUM_MSIX:
+    case VTPU_REG_FUNCTION:
     case VTPU_REG_CTRL:
     case VTPU_REG_STATUS:
     case VTPU_REG_RESET_COUNT:
@@ -64,6 +75,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_TEST_IRQ:
     case VTPU_REG_TLB_INVALIDATE:
     case VTPU_REG_TLB_PENDING:
+    case VTPU_REG_MODEL_MHZ:
         return 4;
     default:
         return 0;
@@ -158,6 +170,11 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     if (is_link(reg->offset)) {
         return vtpu_link_read(core, reg->offset);
     }
+    if (is_model_stat(reg->offset)) {
+        return atomic_load_explicit(
+            &core->stat_model[(reg->offset - VTPU_REG_STAT_MODEL_CYCLES) / 8],
+            memory_order_relaxed);
+    }
     switch (reg->offset) {
     case VTPU_REG_ID:
         return VTPU_MAGIC;
@@ -165,6 +182,10 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return VTPU_HW_VERSION;
     case VTPU_REG_ISA_VERSION:
         return VTPU_ISA_VERSION;
+    case VTPU_REG_CAPS:
+        return core->timed ? VTPU_CAPS_TIMING : 0;
+    case VTPU_REG_MODEL_MHZ:
+        return core->timed ? core->timing.clock_mhz : 0;
     case VTPU_REG_HBM_SIZE:
         return core->hbm_bytes;
     case VTPU_REG_VMEM_SIZE:
@@ -175,6 +196,8 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return VTPU_NUM_CONTEXTS;
     case VTPU_REG_NUM_MSIX:
         return VTPU_NUM_MSIX;
+    case VTPU_REG_FUNCTION:
+        return core->function;
     case VTPU_REG_CTRL:
         return core->enabled ? VTPU_CTRL_ENABLE : 0;
     case VTPU_REG_STATUS:

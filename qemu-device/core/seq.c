@@ -41,7 +41,6 @@ static void read_operands(const VtpuExec *x, const VtpuDecoded *d, uint64_t v[8]
     }
 }
 
-
 static bool link_wait_over(const VtpuExec *x, const VtpuDecoded *d)
 {
     uint64_t v[8];
@@ -130,6 +129,12 @@ static inline void complete(VtpuExec *x, const struct vtpu_instr *in, int engine
     vtpu_stat_add(&x->core->stat_engine[engine], 1);
 }
 
+/* An instruction has been executed, for whoever keeps account of it. */
+static bool observe(VtpuExec *x, const VtpuIssued *i)
+{
+    return vtpu_timing_execute(x, i);
+}
+
 static bool step_engine(VtpuExec *x, int engine)
 {
     VtpuEngine *e = &x->engine[engine];
@@ -159,6 +164,9 @@ static bool step_engine(VtpuExec *x, int engine)
     }
     if (!done) {
         return true;
+    }
+    if (vtpu_observed(x) && !observe(x, i)) {
+        return false;
     }
     complete(x, &i->in->in, engine);
     e->head = (e->head + 1) % VTPU_ENGINE_DEPTH;
@@ -219,6 +227,9 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     e->count++;
     x->pending++;
     x->pc += VTPU_INSTR_BYTES;
+    if (vtpu_observed(x)) {
+        vtpu_timing_issue(x, i);
+    }
     return true;
 }
 
@@ -275,7 +286,8 @@ static bool jump(VtpuExec *x, uint64_t target)
 static bool step_seq(VtpuExec *x, bool *halt)
 {
     const VtpuDecoded *d = at_pc(x);
-    uint64_t v[8];
+    VtpuIssued self; /* as an engine's instruction would be */
+    uint64_t *v = self.v;
 
     x->fault.pc = x->pc;
     if (!d) {
@@ -287,6 +299,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
     if (d->info->engine != VTPU_ENGINE_SEQ) {
         return issue(x, d);
     }
+    self.wait_value = wait_value(x, &d->in); /* before it writes a register */
     if (!operands(x, d, v)) {
         return false;
     }
@@ -370,6 +383,13 @@ static bool step_seq(VtpuExec *x, bool *halt)
     if (!over) {
         return true; /* its chip came back in time */
     }
+    if (vtpu_observed(x)) {
+        self.in = d;
+        self.pc = x->fault.pc;
+        if (!observe(x, &self)) {
+            return false;
+        }
+    }
     if (!taken && !*halt) {
         x->pc += VTPU_INSTR_BYTES;
     }
@@ -417,6 +437,7 @@ static void watch_if_wanted(VtpuExec *x)
 
     x->traced = ops->trace && ops->trace_instructions &&
                 ops->trace_instructions(x->core->opaque);
+    x->observed = x->core->timed;
     x->watched = x->traced || vtpu_injecting(x->core, VTPU_INJECT_HANG_PC);
 }
 
@@ -446,7 +467,9 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
         }
         int step = choose(x);
         if (step == STEP_NONE && waits_for_link(x)) {
-            vtpu_link_pause(x);
+            if (!vtpu_link_pause(x)) {
+                return VTPU_OUTCOME_FAILED;
+            }
             continue;
         }
         atomic_store_explicit(&x->last_pc, x->pc, memory_order_relaxed);

@@ -22,6 +22,7 @@
 #include "vtpu_fabric.h"
 
 typedef struct VtpuCore VtpuCore;
+typedef struct VtpuChip VtpuChip;
 
 /* What is traced, and what a and b are. */
 typedef enum VtpuCoreEvent {
@@ -31,6 +32,7 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_DOORBELL, /* the tail, 0 */
     VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
     VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
+    VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
 } VtpuCoreEvent;
 
 /* Faults on demand, and what their value is. A device reset ends the hangs alone. */
@@ -49,6 +51,13 @@ typedef enum VtpuInjection {
     VTPU_INJECT_DEAD,          /* 1: registers read all ones, nothing happens; 0: as after a reset */
     VTPU_NUM_INJECTIONS
 } VtpuInjection;
+
+/* Errors of the hardware that its surroundings may report, beside the fault they cause. */
+typedef enum VtpuHardwareError {
+    VTPU_ERROR_CORRECTED,   /* of HBM, corrected: no fault */
+    VTPU_ERROR_UNCORRECTED, /* of HBM: ECC fault */
+    VTPU_ERROR_POISONED,    /* data read from system memory came with an error: BUS fault */
+} VtpuHardwareError;
 
 /* What the machine asks of its surroundings. Each returns true on success. */
 typedef struct VtpuCoreOps {
@@ -70,6 +79,10 @@ typedef struct VtpuCoreOps {
     bool (*trace_instructions)(void *opaque);
     /* After vtpu_core_park(): at rest now. May be NULL. */
     void (*parked)(void *opaque);
+    /* A reset that clears HBM has ended. May be NULL. */
+    void (*hbm_cleared)(void *opaque);
+    /* Came just now, before its fault is recorded. May be NULL. */
+    void (*hardware_error)(void *opaque, VtpuHardwareError what);
     /* dma_write on the thread of a sender of the same fabric, several at once. NULL: dma_write */
     bool (*link_write)(void *opaque, uint64_t addr, const void *buf, size_t len);
 } VtpuCoreOps;
@@ -85,11 +98,28 @@ typedef struct VtpuCoreConfig {
     /* No threads: nothing happens but in vtpu_core_step(). The same calls then
      * lead to the same accesses in the same order, for fuzzers and debuggers. */
     bool stepped;
-    VtpuFabric *fabric; /* outlives the machine; NULL: no inter-chip link */
-    unsigned chip;      /* its number there, which no other machine has */
+    VtpuChip *chip;    /* of several machines; NULL: one of its own, with `threads` */
+    unsigned function; /* register FUNCTION */
+    /* The timing model: a chip of spec/timing.toml, a file of lines `parameter =
+     * number` that changes it (or the first one), or both. NULL, NULL: none. */
+    const char *timing, *timing_file;
+    const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
+    VtpuFabric *fabric;   /* outlives the machine; NULL: no inter-chip link */
+    unsigned fabric_chip; /* its number there, which no other machine has */
 } VtpuCoreConfig;
 
-/* Returns NULL with *error (static string) when the configuration is wrong. */
+/*
+ * A chip: compute threads and engines for up to a machine a function, which take
+ * turns with equal shares of the time. threads 0: the host's processors. NULL
+ * with *error (static string). It is freed after the last of its machines.
+ */
+VtpuChip *vtpu_chip_new(unsigned threads, const char **error);
+void vtpu_chip_free(VtpuChip *chip);
+
+/*
+ * Returns NULL with *error when the configuration is wrong: a string that lasts
+ * until the thread's next call. The configuration's strings are copied.
+ */
 VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
                         void *opaque, const char **error);
 void vtpu_core_free(VtpuCore *core);
@@ -106,11 +136,24 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
+/* The same, and HBM is zero before RESETTING ends; then `hbm_cleared` is called. */
+void vtpu_core_reset_and_clear(VtpuCore *core);
 /*
  * True from the start of a reset until the old work is gone: a callback that
  * asks under the lock under which resets are started knows that it is stale.
  */
 bool vtpu_core_resetting(VtpuCore *core);
+/*
+ * Asleep: no command begins and a program stands still, from its next
+ * instruction boundary on; what software can read is kept. An instruction or
+ * COPY in progress goes on, and its callbacks call vtpu_core_wait_awake() when
+ * they find the machine asleep. A reset ends the sleep.
+ */
+void vtpu_core_sleep(VtpuCore *core, bool asleep);
+/* False also while the machine is to be parked: what is in progress then ends. */
+bool vtpu_core_asleep(VtpuCore *core);
+/* From a callback alone: waits until it is not asleep, or is stopped. */
+void vtpu_core_wait_awake(VtpuCore *core);
 /* False: not a value of that fault. */
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* The value as it is now, used up or not. */

@@ -6,6 +6,7 @@
 /* The device */
 #define VTPU_VENDOR_ID                           0x1234
 #define VTPU_DEVICE_ID                           0x5450
+#define VTPU_VF_DEVICE_ID                        0x5451
 #define VTPU_CLASS                               0x120000
 #define VTPU_REVISION                            1
 #define VTPU_HW_VERSION                          0x10000
@@ -18,6 +19,7 @@
 #define VTPU_MSIX_TABLE                          0x8000
 #define VTPU_MSIX_PBA                            0xc000
 #define VTPU_NUM_MSIX                            33
+#define VTPU_MAX_VFS                             15
 #define VTPU_NUM_QUEUES                          32
 #define VTPU_NUM_CONTEXTS                        64
 #define VTPU_NUM_SREGS                           64
@@ -44,11 +46,13 @@
 #define VTPU_REG_VERSION                         0x0004
 #define VTPU_REG_ISA_VERSION                     0x0008
 #define VTPU_REG_CAPS                            0x000c
+#define VTPU_CAPS_TIMING                         0x10u
 #define VTPU_REG_HBM_SIZE                        0x0010
 #define VTPU_REG_VMEM_SIZE                       0x0018
 #define VTPU_REG_NUM_QUEUES                      0x001c
 #define VTPU_REG_NUM_CONTEXTS                    0x0020
 #define VTPU_REG_NUM_MSIX                        0x0024
+#define VTPU_REG_FUNCTION                        0x0038
 #define VTPU_REG_CTRL                            0x0040
 #define VTPU_CTRL_ENABLE                         0x1u
 #define VTPU_CTRL_RESET                          0x2u
@@ -68,6 +72,20 @@
 #define VTPU_REG_STAT_BUSY_NS                    0x0090
 #define VTPU_REG_STAT_HBM_BYTES                  0x0098
 #define VTPU_REG_STAT_ECC_CORRECTED              0x00a0
+#define VTPU_REG_MODEL_MHZ                       0x0100
+#define VTPU_REG_STAT_MODEL_CYCLES               0x0108
+#define VTPU_REG_STAT_MODEL_HBM_READ             0x0110
+#define VTPU_REG_STAT_MODEL_HBM_WRITTEN          0x0118
+#define VTPU_REG_STAT_MODEL_VMEM_BYTES           0x0120
+#define VTPU_REG_STAT_MODEL_OPS                  0x0128
+#define VTPU_REG_STAT_MODEL_BUSY_SEQ             0x0130
+#define VTPU_REG_STAT_MODEL_BUSY_DMA             0x0138
+#define VTPU_REG_STAT_MODEL_BUSY_MXU             0x0140
+#define VTPU_REG_STAT_MODEL_BUSY_VPU             0x0148
+#define VTPU_REG_STAT_MODEL_WAIT                 0x0150
+#define VTPU_REG_STAT_MODEL_FULL                 0x0158
+#define VTPU_REG_STAT_MODEL_SYNC                 0x0160
+#define VTPU_REG_STAT_MODEL_HBM_STALL            0x0168
 #define VTPU_REG_LINK_ID                         0x2000
 #define VTPU_LINK_ID_CHIP                        0xffu
 #define VTPU_LINK_ID_X                           0xff00u
@@ -180,6 +198,16 @@
     [24] = "LINK", \
 }
 
+/* enum stall */
+#define VTPU_STALL_NONE                          0
+#define VTPU_STALL_COUNTER                       1
+#define VTPU_STALL_SYNC                          2
+#define VTPU_STALL_NAMES { \
+    [0] = "NONE", \
+    [1] = "COUNTER", \
+    [2] = "SYNC", \
+}
+
 /* enum link_reason */
 #define VTPU_LINK_REASON_NONE                    0
 #define VTPU_LINK_REASON_DISABLED                1
@@ -245,6 +273,8 @@
 #define VTPU_CMD_RUN_ENTRY                       36
 #define VTPU_CMD_RUN_ARGS_VA                     40
 #define VTPU_CMD_RUN_NUM_ARGS                    48
+#define VTPU_CMD_RUN_PROFILE_BYTES               52
+#define VTPU_CMD_RUN_PROFILE_VA                  56
 #define VTPU_CMD_COPY                            3
 #define VTPU_CMD_COPY_DST                        24
 #define VTPU_CMD_COPY_SRC                        32

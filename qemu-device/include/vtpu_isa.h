@@ -384,7 +384,7 @@ static const struct vtpu_op_info vtpu_op_table[256] = {
 #define VTPU_TILE_BYTES_Q4_0                     288
 #define VTPU_TILE_BYTES_Q4_1                     320
 
-/* Structures in VMEM */
+/* Structures in memory */
 struct vtpu_sample_params {
     float temperature;
     uint32_t top_k;
@@ -406,5 +406,44 @@ struct vtpu_sample_result {
 };
 _Static_assert(sizeof(struct vtpu_sample_result) <= 192, "size");
 #define VTPU_SAMPLE_RESULT_BYTES                 192
+struct vtpu_profile_header {
+    uint32_t bytes;
+    uint32_t record_bytes;
+    uint64_t records;
+    uint64_t instructions;
+    uint32_t clock_mhz;
+    uint32_t flags;
+    uint64_t cycles;
+    uint64_t hbm_read;
+    uint64_t hbm_written;
+    uint64_t vmem_bytes;
+    uint64_t ops;
+    uint64_t sync;
+    uint64_t busy[8];
+    uint64_t full[8];
+    uint64_t hbm_stall[8];
+    uint64_t wait[64];
+};
+_Static_assert(sizeof(struct vtpu_profile_header) <= 784, "size");
+#define VTPU_PROFILE_HEADER_BYTES                784
+struct vtpu_profile_record {
+    uint32_t pc;
+    uint8_t opcode;
+    uint8_t engine;
+    uint8_t stall_cause;
+    uint8_t stall_engine;
+    uint64_t issue;
+    uint64_t start;
+    uint64_t end;
+    uint64_t stall;
+    uint64_t full;
+    uint64_t hbm_stall;
+    uint64_t hbm_read;
+    uint64_t hbm_written;
+    uint64_t vmem_bytes;
+    uint64_t ops;
+};
+_Static_assert(sizeof(struct vtpu_profile_record) <= 88, "size");
+#define VTPU_PROFILE_RECORD_BYTES                88
 
 #endif

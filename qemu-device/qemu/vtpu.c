@@ -104,6 +104,9 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_INJECTED:
         trace_vtpu_injected(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_TIMED:
+        trace_vtpu_timed(opaque, queue, a, b);
+        break;
     }
 }
 
@@ -129,6 +132,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .trace_instructions = vtpu_trace_instructions,
     .link_write = vtpu_link_write,
     .parked = vtpu_parked,
+    .hardware_error = vtpu_report_hardware_error,
 };
 
 /*
@@ -193,19 +197,77 @@ static const MemoryRegionOps vtpu_doorbell_ops = {
     .impl = { .min_access_size = 4, .max_access_size = 4 },
 };
 
+/* A dead device: covers its BARs with what nobody answers. */
+
+static uint64_t vtpu_dead_read(void *opaque, hwaddr offset, unsigned size)
+{
+    return UINT64_MAX;
+}
+
+static void vtpu_dead_write(void *opaque, hwaddr offset, uint64_t value,
+                            unsigned size)
+{
+}
+
+static const MemoryRegionOps vtpu_dead_ops = {
+    .read = vtpu_dead_read,
+    .write = vtpu_dead_write,
+    .endianness = DEVICE_LITTLE_ENDIAN,
+    .valid = { .min_access_size = 1, .max_access_size = 8, .unaligned = true },
+    .impl = { .min_access_size = 1, .max_access_size = 8, .unaligned = true },
+};
+
+void vtpu_set_dead(VtpuState *s, bool dead)
+{
+    memory_region_transaction_begin();
+    for (int i = 0; i < VTPU_NUM_BARS; i++) {
+        memory_region_set_enabled(&s->bar[i].dead, dead);
+    }
+    memory_region_transaction_commit();
+}
+
+/* A container for what answers in a BAR, and for the cover. */
+static void vtpu_init_bar(VtpuState *s, int i, int number, uint8_t type,
+                          const char *name, uint64_t size)
+{
+    VtpuBar *bar = &s->bar[i];
+
+    memory_region_init(&bar->all, OBJECT(s), name, size);
+    memory_region_init_io(&bar->dead, OBJECT(s), &vtpu_dead_ops, s,
+                          "vtpu-dead", size);
+    memory_region_set_enabled(&bar->dead, false);
+    memory_region_add_subregion_overlap(&bar->all, 0, &bar->dead, 1);
+    pci_register_bar(PCI_DEVICE(s), number, type, &bar->all);
+}
+
 /* Configuration space */
+
+static bool vtpu_is_asleep(VtpuState *s)
+{
+    uint8_t *pm = PCI_DEVICE(s)->config + VTPU_CAP_PM;
+
+    return pci_get_word(pm + PCI_PM_CTRL) & PCI_PM_CTRL_STATE_MASK;
+}
 
 static void vtpu_write_config(PCIDevice *pdev, uint32_t addr, uint32_t value,
                               int len)
 {
+    VtpuState *s = VTPU(pdev);
+    bool was_asleep = vtpu_is_asleep(s), asleep;
+
     pci_default_write_config(pdev, addr, value, len);
     pcie_cap_flr_write_config(pdev, addr, value, len);
     pcie_aer_write_config(pdev, addr, value, len);
+    asleep = vtpu_is_asleep(s);
+    if (s->core && asleep != was_asleep) {
+        vtpu_set_asleep(s, asleep);
+    }
 }
 
 static bool vtpu_init_capabilities(VtpuState *s, Error **errp)
 {
     PCIDevice *pdev = PCI_DEVICE(s);
+    MemoryRegion *bar0 = &s->bar[VTPU_REGS].all;
     int pos = pci_pm_init(pdev, VTPU_CAP_PM, errp);
 
     if (pos < 0) {
@@ -219,15 +281,18 @@ static bool vtpu_init_capabilities(VtpuState *s, Error **errp)
         error_setg(errp, "vtpu: cannot add the PCI Express capability");
         return false;
     }
+    pcie_cap_fill_link_ep_usp(pdev, QEMU_PCI_EXP_LNK_X16, QEMU_PCI_EXP_LNK_16GT);
+    pcie_cap_deverr_init(pdev);
     pcie_cap_flr_init(pdev);
+    pci_word_test_and_set_mask(pdev->wmask + PCI_COMMAND, PCI_COMMAND_PARITY);
     if (pcie_aer_init(pdev, PCI_ERR_VER, VTPU_EXT_AER, PCI_ERR_SIZEOF,
                       errp) < 0) {
         pcie_cap_exit(pdev);
         return false;
     }
-    if (msix_init(pdev, VTPU_NUM_MSIX, &s->bar0, VTPU_BAR_REGS,
-                  VTPU_MSIX_TABLE, &s->bar0, VTPU_BAR_REGS, VTPU_MSIX_PBA,
-                  VTPU_CAP_MSIX, errp) < 0) {
+    if (msix_init(pdev, VTPU_NUM_MSIX, bar0, VTPU_BAR_REGS, VTPU_MSIX_TABLE,
+                  bar0, VTPU_BAR_REGS, VTPU_MSIX_PBA, VTPU_CAP_MSIX,
+                  errp) < 0) {
         pcie_aer_exit(pdev);
         pcie_cap_exit(pdev);
         return false;
@@ -243,7 +308,7 @@ static void vtpu_exit_capabilities(VtpuState *s)
     PCIDevice *pdev = PCI_DEVICE(s);
 
     msix_unuse_all_vectors(pdev);
-    msix_uninit(pdev, &s->bar0, &s->bar0);
+    msix_uninit(pdev, &s->bar[VTPU_REGS].all, &s->bar[VTPU_REGS].all);
     pcie_aer_exit(pdev);
     pcie_cap_exit(pdev);
 }
@@ -271,6 +336,9 @@ static bool vtpu_init_hbm(VtpuState *s, Error **errp)
 
 static void vtpu_exit_hbm(VtpuState *s)
 {
+    if (memory_region_is_mapped(s->hbm)) {
+        memory_region_del_subregion(&s->bar[VTPU_HBM].all, s->hbm);
+    }
     if (s->hbm_backend) {
         host_memory_backend_set_mapped(s->hbm_backend, false);
     } else {
@@ -305,20 +373,22 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
     if (!vtpu_check_properties(s, errp) || !vtpu_init_hbm(s, errp)) {
         return;
     }
-    memory_region_init(&s->bar0, OBJECT(s), "vtpu-bar0", VTPU_REGS_SIZE);
+    vtpu_init_bar(s, VTPU_REGS, VTPU_BAR_REGS, PCI_BASE_ADDRESS_SPACE_MEMORY,
+                  "vtpu-bar0", VTPU_REGS_SIZE);
+    vtpu_init_bar(s, VTPU_HBM, VTPU_BAR_HBM,
+                  PCI_BASE_ADDRESS_MEM_TYPE_64 | PCI_BASE_ADDRESS_MEM_PREFETCH,
+                  "vtpu-bar2", s->hbm_size);
+    vtpu_init_bar(s, VTPU_DOORBELLS, VTPU_BAR_DOORBELL,
+                  PCI_BASE_ADDRESS_SPACE_MEMORY, "vtpu-bar4",
+                  VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
     memory_region_init_io(&s->regs, OBJECT(s), &vtpu_regs_ops, s, "vtpu-regs",
                           VTPU_MSIX_TABLE);
-    memory_region_add_subregion(&s->bar0, 0, &s->regs);
+    memory_region_add_subregion(&s->bar[VTPU_REGS].all, 0, &s->regs);
+    memory_region_add_subregion(&s->bar[VTPU_HBM].all, 0, s->hbm);
     memory_region_init_io(&s->doorbells, OBJECT(s), &vtpu_doorbell_ops, s,
                           "vtpu-doorbells",
                           VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
-    pci_register_bar(pdev, VTPU_BAR_REGS, PCI_BASE_ADDRESS_SPACE_MEMORY,
-                     &s->bar0);
-    pci_register_bar(pdev, VTPU_BAR_HBM,
-                     PCI_BASE_ADDRESS_MEM_TYPE_64 |
-                     PCI_BASE_ADDRESS_MEM_PREFETCH, s->hbm);
-    pci_register_bar(pdev, VTPU_BAR_DOORBELL, PCI_BASE_ADDRESS_SPACE_MEMORY,
-                     &s->doorbells);
+    memory_region_add_subregion(&s->bar[VTPU_DOORBELLS].all, 0, &s->doorbells);
     if (!vtpu_init_capabilities(s, errp)) {
         vtpu_exit_hbm(s);
         return;
@@ -330,8 +400,11 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         .threads = s->threads,
         .isa_path = s->isa_path,
         .schedule_seed = s->schedule_seed,
+        .timing = s->timing,
+        .timing_file = s->timing_file,
+        .timing_trace = s->timing_trace,
         .fabric = s->fabric ? s->fabric->fabric : NULL,
-        .chip = s->chip,
+        .fabric_chip = s->chip,
     };
     vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
@@ -354,7 +427,9 @@ static void vtpu_exit(PCIDevice *pdev)
      */
     vtpu_start_reset(s);
     vtpu_calls_close(s);
-    s->core = NULL;
+    WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
+        s->core = NULL;
+    }
     vtpu_core_free(core);
     vtpu_calls_exit(s);
     vtpu_exit_capabilities(s);
@@ -366,6 +441,7 @@ static void vtpu_reset_hold(Object *obj, ResetType type)
     VtpuState *s = VTPU(obj);
 
     trace_vtpu_reset(s);
+    pcie_cap_deverr_reset(PCI_DEVICE(s));
     if (s->core) {
         vtpu_start_reset(s);
     }
@@ -378,6 +454,9 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_STRING("timing", VtpuState, timing),
+    DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
+    DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
     DEFINE_PROP_LINK("fabric", VtpuState, fabric, TYPE_VTPU_FABRIC,
                      VtpuFabricState *),
     DEFINE_PROP_UINT32("chip", VtpuState, chip, 0),

@@ -31,11 +31,17 @@ typedef struct VtpuCalls {
     void *arg;
     bool parked, closed;
 } VtpuCalls;
+enum { VTPU_REGS, VTPU_HBM, VTPU_DOORBELLS, VTPU_NUM_BARS };
+
+typedef struct VtpuBar {
+    MemoryRegion all;
+    MemoryRegion dead; /* covers the rest while the device is dead */
+} VtpuBar;
 
 struct VtpuState {
     PCIDevice parent_obj;
 
-    MemoryRegion bar0;
+    VtpuBar bar[VTPU_NUM_BARS];
     MemoryRegion regs;
     MemoryRegion doorbells;
     MemoryRegion hbm_ram;
@@ -49,6 +55,7 @@ struct VtpuState {
     uint32_t threads;
     char *isa_path;
     uint64_t schedule_seed;
+    char *timing, *timing_file, *timing_trace;
     VtpuFabricState *fabric;
     uint32_t chip;
 };
@@ -83,6 +90,12 @@ void vtpu_interrupt(void *opaque, unsigned vector);
 void vtpu_parked(void *opaque);
 /* BQL held. A reset of the bus: nothing of before it gets through. */
 void vtpu_start_reset(VtpuState *s);
+/* BQL held. In D3hot: transfers and interrupts of the machine wait. */
+void vtpu_set_asleep(VtpuState *s, bool asleep);
+/* Not for the BQL: fn(s, arg) is called with it. False: maybe it was not. */
+bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg);
+/* With the BQL or calls.lock held: what is done now is of before a reset. */
+bool vtpu_is_stale(VtpuState *s);
 /* BQL held. Around the life of the machine; close() before it is freed. */
 void vtpu_calls_init(VtpuState *s);
 void vtpu_calls_close(VtpuState *s);
@@ -90,6 +103,13 @@ void vtpu_calls_exit(VtpuState *s);
 /* BQL held and kept: returns when the machine is at rest; until unpark. */
 void vtpu_park(VtpuState *s);
 void vtpu_unpark(VtpuState *s);
+
+/* vtpu.c, BQL held: whether its BARs read all ones and take no writes. */
+void vtpu_set_dead(VtpuState *s, bool dead);
+
+/* vtpu_errors.c: what the function reports of errors; the second needs the BQL */
+void vtpu_report_hardware_error(void *opaque, VtpuHardwareError what);
+void vtpu_report_failed_dma(VtpuState *s, DMADirection dir);
 
 /* Adds the properties of a running device: its state, faults on demand. */
 void vtpu_monitor_class_init(ObjectClass *class);

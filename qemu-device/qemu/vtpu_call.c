@@ -29,8 +29,13 @@ typedef struct VtpuDma {
     void *buf;
     size_t len;
     DMADirection dir;
-    bool ok;
+    bool ok, again; /* again: the function fell asleep, nothing was done */
 } VtpuDma;
+
+typedef struct VtpuIrq {
+    unsigned vector;
+    bool again;
+} VtpuIrq;
 
 /* BQL held, calls.lock held; drops the latter for the call. */
 static void vtpu_call_serve(VtpuState *s)
@@ -58,10 +63,10 @@ static void vtpu_call_bh(void *opaque)
 }
 
 /*
- * Has fn(s, arg) called under the BQL, and waits for its end. False: the device
+ * Command thread. Has fn(s, arg) called under the BQL, and waits for its end. False: the device
  * is leaving, and it may not have been called.
  */
-static bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
+bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
 {
     VtpuCalls *calls = &s->calls;
     bool done;
@@ -81,10 +86,28 @@ static bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
     return done;
 }
 
-/* With the BQL or calls.lock held: what is done now is of before a reset. */
-static bool vtpu_is_stale(VtpuState *s)
+bool vtpu_is_stale(VtpuState *s)
 {
     return !s->core || vtpu_core_resetting(s->core);
+}
+
+/* With the BQL or calls.lock held: in D3hot it may not use the bus. */
+static bool vtpu_must_wait(VtpuState *s)
+{
+    return s->core && vtpu_core_asleep(s->core);
+}
+
+static void vtpu_wait_awake(VtpuState *s)
+{
+    VtpuCore *core;
+
+    /* Its end waits for this thread. */
+    WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
+        core = s->core;
+    }
+    if (core) {
+        vtpu_core_wait_awake(core);
+    }
 }
 
 static void vtpu_call_dma(VtpuState *s, void *arg)
@@ -93,9 +116,15 @@ static void vtpu_call_dma(VtpuState *s, void *arg)
     const MemTxAttrs attrs = { .memory = true };
     VtpuDma *dma = arg;
 
-    dma->ok = !vtpu_is_stale(s) &&
-              pci_dma_rw(PCI_DEVICE(s), dma->addr, dma->buf, dma->len,
+    dma->again = vtpu_must_wait(s);
+    if (dma->again || vtpu_is_stale(s)) {
+        return;
+    }
+    dma->ok = pci_dma_rw(PCI_DEVICE(s), dma->addr, dma->buf, dma->len,
                          dma->dir, attrs) == MEMTX_OK;
+    if (!dma->ok) {
+        vtpu_report_failed_dma(s, dma->dir);
+    }
 }
 
 /* False: nothing was done, since not all of it is RAM and in one piece. */
@@ -112,7 +141,8 @@ static bool vtpu_dma_ram(VtpuState *s, VtpuDma *dma)
                  (int64_t)dma->len && cache.ptr;
     if (direct && write) {
         WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
-            dma->ok = !vtpu_is_stale(s);
+            dma->again = vtpu_must_wait(s);
+            dma->ok = !dma->again && !vtpu_is_stale(s);
             if (dma->ok) {
                 memcpy(cache.ptr, dma->buf, dma->len);
                 address_space_cache_invalidate(&cache, 0, dma->len);
@@ -129,12 +159,17 @@ static bool vtpu_dma_ram(VtpuState *s, VtpuDma *dma)
 static bool vtpu_dma(VtpuState *s, uint64_t addr, void *buf, size_t len,
                      DMADirection dir)
 {
-    VtpuDma dma = { addr, buf, len, dir, false };
-    bool ok = (vtpu_dma_ram(s, &dma) || vtpu_call(s, vtpu_call_dma, &dma)) &&
-              dma.ok;
+    VtpuDma dma = { addr, buf, len, dir, false, false };
 
-    trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, ok);
-    return ok;
+    do {
+        vtpu_wait_awake(s);
+        dma.again = false;
+        if (!vtpu_dma_ram(s, &dma) && !vtpu_call(s, vtpu_call_dma, &dma)) {
+            dma.ok = false;
+        }
+    } while (dma.again);
+    trace_vtpu_dma(s, dir == DMA_DIRECTION_FROM_DEVICE, addr, len, dma.ok);
+    return dma.ok;
 }
 
 bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len)
@@ -165,23 +200,35 @@ bool vtpu_link_write(void *opaque, uint64_t addr, const void *buf, size_t len)
 
 static void vtpu_call_irq(VtpuState *s, void *arg)
 {
-    unsigned *vector = arg;
+    VtpuIrq *irq = arg;
 
-    if (!vtpu_is_stale(s)) {
-        trace_vtpu_irq(s, *vector);
-        msix_notify(PCI_DEVICE(s), *vector);
+    irq->again = vtpu_must_wait(s);
+    if (!irq->again && !vtpu_is_stale(s)) {
+        trace_vtpu_irq(s, irq->vector);
+        msix_notify(PCI_DEVICE(s), irq->vector);
     }
 }
 
 void vtpu_interrupt(void *opaque, unsigned vector)
 {
-    vtpu_call(opaque, vtpu_call_irq, &vector);
+    VtpuIrq irq = { vector, false };
+
+    do {
+        vtpu_wait_awake(opaque);
+    } while (vtpu_call(opaque, vtpu_call_irq, &irq) && irq.again);
 }
 
 void vtpu_start_reset(VtpuState *s)
 {
     WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
         vtpu_core_reset(s->core);
+    }
+}
+
+void vtpu_set_asleep(VtpuState *s, bool asleep)
+{
+    WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
+        vtpu_core_sleep(s->core, asleep);
     }
 }
 

@@ -40,7 +40,7 @@ static const VtpuInjectionProperty vtpu_injections[] = {
     { "inject-hbm-slow", VTPU_INJECT_HBM_SLOW, false,
       "how many times as long data takes to or from memory" },
     { "inject-dead", VTPU_INJECT_DEAD, true,
-      "registers read all ones, writes and doorbells are ignored" },
+      "its BARs read all ones and take no writes" },
 };
 
 static bool vtpu_is_running(VtpuState *s, const char *name, Error **errp)
@@ -84,9 +84,13 @@ static void vtpu_set_injection(Object *obj, Visitor *v, const char *name,
     } else if (!visit_type_uint64(v, name, &value, errp)) {
         return;
     }
-    if (vtpu_is_running(s, name, errp) &&
-        !vtpu_core_inject(s->core, p->what, value)) {
+    if (!vtpu_is_running(s, name, errp)) {
+        return;
+    }
+    if (!vtpu_core_inject(s->core, p->what, value)) {
         error_setg(errp, "vtpu: %s cannot be %" PRIu64, name, value);
+    } else if (p->what == VTPU_INJECT_DEAD) {
+        vtpu_set_dead(s, value);
     }
 }
 

@@ -18,7 +18,7 @@ sys.path[:0] = [
     str(Path(__file__).parent),
 ]
 
-from qtest import ROOT_PORT, Qemu, Vtpu, find_qemu  # noqa: E402
+from qtest import Qemu, Vtpu, device_arguments, find_qemu  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -27,18 +27,23 @@ def qemu_command() -> list[str]:
 
 
 @pytest.fixture
-def open_vtpu(qemu_command: list[str], tmp_path: Path) -> Iterator[Callable[..., Vtpu]]:
-    """Starts QEMU; options of the device as keyword arguments."""
+def open_vtpus(qemu_command: list[str], tmp_path: Path) -> Iterator[Callable[..., list[Vtpu]]]:
+    """Starts QEMU with several devices; their properties as keyword arguments."""
     with ExitStack() as stack:
 
-        def make(*options: str, **properties: str) -> Vtpu:
+        def make(count: int, *options: str, **properties: str) -> list[Vtpu]:
             settings = {"hbm_size": "64M", "threads": "2"} | properties
-            words = ",".join(f"{key.replace('_', '-')}={value}" for key, value in settings.items())
-            device = ("-device", f"vtpu,id=tpu,bus=rp,{words}")
-            qemu = stack.enter_context(Qemu(qemu_command, tmp_path, *options, *ROOT_PORT, *device))
-            return Vtpu(qemu)
+            devices = [word for n in range(count) for word in device_arguments(n, **settings)]
+            qemu = stack.enter_context(Qemu(qemu_command, tmp_path, *options, *devices))
+            return [Vtpu(qemu, n) for n in range(count)]
 
         yield make
+
+
+@pytest.fixture
+def open_vtpu(open_vtpus: Callable[..., list[Vtpu]]) -> Callable[..., Vtpu]:
+    """Starts QEMU with one device."""
+    return lambda *options, **properties: open_vtpus(1, *options, **properties)[0]
 
 
 @pytest.fixture

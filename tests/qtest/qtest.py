@@ -198,68 +198,82 @@ class Pci:
 
 COMMAND, COMMAND_MEMORY, COMMAND_MASTER = 0x04, 2, 4
 DEVICE = "/machine/peripheral/tpu"
-ROOT_PORT = ("-device", "pcie-root-port,id=rp,bus=pcie.0,addr=4,chassis=1")
+# Where the first device is put; the others follow at these distances.
 REGS, DOORBELLS, HBM_BAR = 0xC000_0000, 0xC010_0000, 0x80_0000_0000
+NEXT_REGS, NEXT_HBM = 16 << 20, 64 << 30
 MSIX_DATA_AT = 0x1F0_0000  # vector v's message lands in RAM at + 4 * v
-RAM = 0x100_0000  # free for tests up to MSIX_DATA_AT
+RAM = 0x100_0000  # free for tests up to MSIX_DATA_AT; every device has RAM_SHARE of it
+RAM_SHARE, NEXT_MSIX_DATA = 0x20_0000, 0x1000
 VALID, READ, WRITE, EXEC, HBM = 1, 2, 4, 8, 16
+
+
+def device_arguments(number: int = 0, **properties: str) -> tuple[str, ...]:
+    """QEMU's arguments for the device of that number behind a root port of its own."""
+    n = str(number) if number else ""
+    words = "".join(f",{key.replace('_', '-')}={value}" for key, value in properties.items())
+    port = f"pcie-root-port,id=rp{n},bus=pcie.0,addr={4 + number},chassis={1 + number}"
+    return ("-device", port, "-device", f"vtpu,id=tpu{n},bus=rp{n}{words}")
 
 
 class Vtpu:
     """The device, set up as a driver would: bridge windows, BARs, MSI-X into RAM."""
 
-    def __init__(self, qemu: Qemu) -> None:
-        self.qemu = qemu
-        self.port, self.pci = Pci(qemu, 0, 4), Pci(qemu, 1, 0)
+    def __init__(self, qemu: Qemu, number: int = 0) -> None:
+        self.qemu, self.bus = qemu, 1 + number
+        self.port, self.pci = Pci(qemu, 0, 4 + number), Pci(qemu, self.bus, 0)
+        self.regs, self.doorbells = REGS + number * NEXT_REGS, DOORBELLS + number * NEXT_REGS
+        self.hbm = HBM_BAR + number * NEXT_HBM
+        self.ram, self.msix_at = RAM + number * RAM_SHARE, MSIX_DATA_AT + number * NEXT_MSIX_DATA
+        self.path = DEVICE + (str(number) if number else "")
         self.setup()
         self.wait_reset()  # of power-on: what is written before it ends is lost
 
     def setup(self) -> None:
         port, pci = self.port, self.pci
-        port.write(0x18, 0x00_01_01_00)  # bus 1 is behind it
-        port.write(0x20, 0xC0F0_C000)  # memory window
+        port.write(0x18, self.bus << 16 | self.bus << 8)  # its bus is behind it
+        port.write(0x20, self.regs >> 16 | (self.regs + NEXT_REGS - 1 & 0xFFF0_0000))
         port.write(0x24, 0xFFF1_0001)  # prefetchable window, with the upper halves
-        port.write(0x28, HBM_BAR >> 32)
-        port.write(0x2C, HBM_BAR >> 32)
+        port.write(0x28, self.hbm >> 32)
+        port.write(0x2C, self.hbm + NEXT_HBM - 1 >> 32)
         port.write(COMMAND, COMMAND_MEMORY | COMMAND_MASTER, 2)
-        pci.write(0x10 + 4 * D["BAR_REGS"], REGS)
-        pci.write(0x10 + 4 * D["BAR_HBM"], HBM_BAR & 0xFFFFFFFF)
-        pci.write(0x14 + 4 * D["BAR_HBM"], HBM_BAR >> 32)
-        pci.write(0x10 + 4 * D["BAR_DOORBELL"], DOORBELLS)
+        pci.write(0x10 + 4 * D["BAR_REGS"], self.regs)
+        pci.write(0x10 + 4 * D["BAR_HBM"], self.hbm & 0xFFFFFFFF)
+        pci.write(0x14 + 4 * D["BAR_HBM"], self.hbm >> 32)
+        pci.write(0x10 + 4 * D["BAR_DOORBELL"], self.doorbells)
         pci.write(COMMAND, COMMAND_MEMORY | COMMAND_MASTER, 2)
         self.enable_msix()
 
     def enable_msix(self) -> None:
         for vector in range(D["NUM_MSIX"]):
-            at = REGS + D["MSIX_TABLE"] + 16 * vector
-            self.qemu.store(at, MSIX_DATA_AT + 4 * vector, 4)
+            at = self.regs + D["MSIX_TABLE"] + 16 * vector
+            self.qemu.store(at, self.msix_at + 4 * vector, 4)
             self.qemu.store(at + 4, 0, 4)
             self.qemu.store(at + 8, 0x1000 + vector, 4)
             self.qemu.store(at + 12, 0, 4)
         self.pci.write(self.pci.capability(0x11) + 2, 0x8000, 2)
 
     def mask(self, vector: int, masked: bool) -> None:
-        self.qemu.store(REGS + D["MSIX_TABLE"] + 16 * vector + 12, int(masked), 4)
+        self.qemu.store(self.regs + D["MSIX_TABLE"] + 16 * vector + 12, int(masked), 4)
 
     def pending(self, vector: int) -> bool:
-        word = self.qemu.load(REGS + D["MSIX_PBA"] + 8 * (vector // 64), 8)
+        word = self.qemu.load(self.regs + D["MSIX_PBA"] + 8 * (vector // 64), 8)
         return bool(word >> vector % 64 & 1)
 
     def interrupted(self, vector: int) -> bool:
-        return self.qemu.load(MSIX_DATA_AT + 4 * vector, 4) == 0x1000 + vector
+        return self.qemu.load(self.msix_at + 4 * vector, 4) == 0x1000 + vector
 
     def clear_interrupt(self, vector: int) -> None:
-        self.qemu.store(MSIX_DATA_AT + 4 * vector, 0, 4)
+        self.qemu.store(self.msix_at + 4 * vector, 0, 4)
 
     def wait_interrupt(self, vector: int) -> None:
         wait_for(lambda: self.interrupted(vector), f"vector {vector}", self)
         self.clear_interrupt(vector)
 
     def read(self, offset: int, size: int = 4) -> int:
-        return self.qemu.load(REGS + offset, size)
+        return self.qemu.load(self.regs + offset, size)
 
     def write(self, offset: int, value: int, size: int = 4) -> None:
-        self.qemu.store(REGS + offset, value, size)
+        self.qemu.store(self.regs + offset, value, size)
 
     def reg(self, name: str, size: int = 4) -> int:
         return self.read(D[f"REG_{name}"], size)
@@ -268,14 +282,20 @@ class Vtpu:
         self.write(D[f"REG_{name}"], value, size)
 
     def property(self, name: str) -> Any:
-        return self.qemu.qmp("qom-get", path=DEVICE, property=name)
+        return self.qemu.qmp("qom-get", path=self.path, property=name)
 
     def inject(self, fault: str, value: int | bool) -> None:
-        self.qemu.qmp("qom-set", path=DEVICE, property=f"inject-{fault}", value=value)
+        self.qemu.qmp("qom-set", path=self.path, property=f"inject-{fault}", value=value)
 
     def wait_injected(self, fault: str, value: int | bool = 0) -> None:
         """Until the fault has been used up."""
         wait_for(lambda: self.property(f"inject-{fault}") == value, f"inject-{fault}")
+
+    def cut_power(self) -> None:
+        """Of its slot, as a guest does that was asked to let it go."""
+        slot = self.port.capability(0x10) + 0x18
+        self.port.write(slot, self.port.read(slot, 2) | 0x0700 | 0x00C0, 2)
+        wait_for(lambda: self.pci.read(0) == 0xFFFFFFFF, "gone")
 
     def wait_reset(self) -> None:
         wait_for(lambda: not self.reg("STATUS") & D["STATUS_RESETTING"], "reset")
@@ -284,10 +304,10 @@ class Vtpu:
         self.set("CTRL", D["CTRL_ENABLE"])
 
     def hbm_write(self, offset: int, data: bytes) -> None:
-        self.qemu.write(HBM_BAR + offset, data)
+        self.qemu.write(self.hbm + offset, data)
 
     def hbm_read(self, offset: int, size: int) -> bytes:
-        return self.qemu.read(HBM_BAR + offset, size)
+        return self.qemu.read(self.hbm + offset, size)
 
 
 class AddressSpace:
@@ -328,7 +348,7 @@ class Queue:
         fence: int | None = None,
     ) -> None:
         self.vtpu, self.number, self.tail, self.vector = vtpu, number, 0, number + 1
-        self.ring = RAM + number * 8192
+        self.ring = vtpu.ram + number * 8192
         self.fence_at = self.ring + 4096
         vtpu.qemu.write(self.ring, bytes(8192))
         self.set("RING_BASE", self.ring if ring is None else ring, 8)
@@ -365,7 +385,7 @@ class Queue:
         )
         self.vtpu.qemu.write(self.ring + self.tail % 16 * 64, entry)
         self.tail += 1
-        self.vtpu.qemu.store(DOORBELLS + self.number * 4096, self.tail, 4)
+        self.vtpu.qemu.store(self.vtpu.doorbells + self.number * 4096, self.tail, 4)
         return self.tail
 
     def do(self, command: str, payload: bytes = b"") -> None:

@@ -148,6 +148,9 @@ def test_doorbell_page(vtpu: Vtpu) -> None:
         ({"hbm_size": "1M"}, "power of two"),
         ({"isa_path": "mmx"}, "vector path"),
         ({"threads": "100000"}, "compute threads"),
+        ({"timing": "v6"}, "vtpu: timing: no chip 'v6' (there are v5e, edge)"),
+        ({"timing_file": "/nowhere"}, "vtpu: timing-file /nowhere: No such file"),
+        ({"timing_trace": "x"}, "timing-trace needs a timing model"),
     ],
 )
 def test_bad_properties_are_refused(

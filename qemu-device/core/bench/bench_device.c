@@ -5,7 +5,9 @@
  * that limits it, on as many threads. Prints one JSON object a round; bench/device.py
  * takes the medians.
  *
- *   bench_device ROUNDS THREADS
+ *   bench_device ROUNDS THREADS [CHIP]
+ *
+ * CHIP: the machine's timing model.
  */
 #include <immintrin.h>
 #include <pthread.h>
@@ -96,7 +98,7 @@ static void put(Bench *bench, uint64_t at, uint64_t value)
     memcpy(bench->hbm + at, &value, sizeof(value));
 }
 
-static void open_machine(Bench *bench, unsigned threads)
+static void open_machine(Bench *bench, unsigned threads, const char *chip)
 {
     static const VtpuCoreOps ops = {
         .dma_read = bus_read, .dma_write = bus_write, .raise_irq = raise_irq,
@@ -123,7 +125,9 @@ static void open_machine(Bench *bench, unsigned threads)
             at | VTPU_PTE_VALID | VTPU_PTE_READ | VTPU_PTE_WRITE | VTPU_PTE_EXEC | VTPU_PTE_HBM |
                 VTPU_PTE_HUGE);
     }
-    VtpuCoreConfig config = { .hbm = bench->hbm, .hbm_bytes = HBM_BYTES, .threads = threads };
+    VtpuCoreConfig config = {
+        .hbm = bench->hbm, .hbm_bytes = HBM_BYTES, .threads = threads, .timing = chip,
+    };
     bench->core = vtpu_core_new(&config, &ops, NULL, &error);
     if (!bench->core) {
         fail(error);
@@ -361,7 +365,7 @@ int main(int argc, char **argv)
     if (threads < 1 || threads > MAX_THREADS || WEIGHT_AT + MATRICES * MATRIX_BYTES > COPY_FROM_AT) {
         fail("1 to 256 threads");
     }
-    open_machine(&bench, (unsigned)threads);
+    open_machine(&bench, (unsigned)threads, argc > 3 ? argv[3] : NULL);
     const char *path = vtpu_core_isa_path(bench.core);
     void (*peak)(const Part *part) = NULL;
     const char *unit = NULL;

@@ -72,7 +72,7 @@ class Fabric:
 
     def add(self, chip: int, *, ready: bool = True, **config: Any) -> Machine:
         settings: dict[str, Any] = {"threads": 1, "hbm_bytes": 16 << 20}
-        machine = Machine(self.lib, fabric=self.handle, chip=chip, **(settings | config))
+        machine = Machine(self.lib, fabric=self.handle, fabric_chip=chip, **(settings | config))
         self.machines[chip] = machine
         machine.identity()
         machine.enable()

@@ -41,7 +41,8 @@ def _injections() -> list[str]:
 
 D = _defines()
 INJECTIONS = _injections()
-EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED")
+HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
+EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -49,7 +50,9 @@ _Irq = c.CFUNCTYPE(None, c.c_void_p, c.c_uint)
 _Error = c.CFUNCTYPE(None, c.c_void_p, c.c_char_p)
 _Dirty = c.CFUNCTYPE(None, c.c_void_p, c.c_uint64, c.c_uint64)
 _Trace = c.CFUNCTYPE(None, c.c_void_p, c.c_int, c.c_uint, c.c_uint64, c.c_uint64)
+_Cleared = c.CFUNCTYPE(None, c.c_void_p)
 _WantsTrace = c.CFUNCTYPE(c.c_bool, c.c_void_p)
+_HardwareError = c.CFUNCTYPE(None, c.c_void_p, c.c_int)
 
 
 class _Ops(c.Structure):
@@ -64,6 +67,8 @@ class _Ops(c.Structure):
         ("thread_leave", c.c_void_p),
         ("trace_instructions", _WantsTrace),
         ("parked", c.c_void_p),
+        ("hbm_cleared", _Cleared),
+        ("hardware_error", _HardwareError),
         ("link_write", c.c_void_p),
     )
 
@@ -76,8 +81,13 @@ class _Config(c.Structure):
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
         ("stepped", c.c_bool),
+        ("chip", c.c_void_p),
+        ("function", c.c_uint),
+        ("timing", c.c_char_p),
+        ("timing_file", c.c_char_p),
+        ("timing_trace", c.c_char_p),
         ("fabric", c.c_void_p),
-        ("chip", c.c_uint),
+        ("fabric_chip", c.c_uint),
     )
 
 
@@ -95,13 +105,31 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_core_injected.restype = c.c_uint64
     lib.vtpu_core_injected.argtypes = [c.c_void_p, c.c_int]
     lib.vtpu_core_describe.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t]
-    for name in ("free", "reset", "quiesce", "resume", "isa_path"):
+    lib.vtpu_chip_new.restype = c.c_void_p
+    lib.vtpu_chip_new.argtypes = [c.c_uint, c.c_void_p]
+    lib.vtpu_chip_free.argtypes = [c.c_void_p]
+    lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
+    for name in ("free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
     return lib
 
 
+class Chip:
+    """Engines that machines share. To be closed after them."""
+
+    def __init__(self, lib: c.CDLL, threads: int = 2) -> None:
+        self.lib = lib
+        error = c.c_char_p()
+        self.handle = lib.vtpu_chip_new(threads, c.byref(error))
+        if not self.handle:
+            raise ValueError((error.value or b"").decode())
+
+    def close(self) -> None:
+        self.lib.vtpu_chip_free(self.handle)
+
+
 class Machine:
-    """One device. Context 0 maps HBM at its own offsets unless told otherwise."""
+    """One device, or a function of a chip. Context 0 maps HBM at its own offsets by default."""
 
     def __init__(
         self,
@@ -112,8 +140,13 @@ class Machine:
         isa: str | None = None,
         seed: int = 0,
         guard: int = 0,
+        chip: Chip | None = None,
+        function: int = 0,
+        timing: str | None = None,
+        timing_file: Path | None = None,
+        timing_trace: Path | None = None,
         fabric: int | None = None,
-        chip: int = 0,
+        fabric_chip: int = 0,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -129,8 +162,10 @@ class Machine:
         self.errors: list[str] = []
         self.dirty: list[tuple[int, int]] = []
         self.irqs: list[int] = []
+        self.cleared = 0
         self.events: list[tuple[str, int, int, int]] = []  # event, queue, a, b
         self.trace_instructions = False
+        self.hardware_errors: list[str] = []
         self._irq_seen = threading.Condition()
         self.on_dma: Callable[[str, int, int], None] | None = None
         self._ops = _Ops(
@@ -144,10 +179,24 @@ class Machine:
             None,
             _WantsTrace(lambda _: self.trace_instructions),
             None,
+            _Cleared(self._hbm_cleared),
+            _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
             None,
         )
-        path = isa.encode() if isa else None
-        self._config = _Config(base, hbm_bytes, threads, path, seed, False, fabric, chip)
+        self._config = _Config(
+            hbm=base,
+            hbm_bytes=hbm_bytes,
+            threads=threads,
+            isa_path=isa.encode() if isa else None,
+            schedule_seed=seed,
+            timing=timing.encode() if timing else None,
+            timing_file=str(timing_file).encode() if timing_file else None,
+            timing_trace=str(timing_trace).encode() if timing_trace else None,
+            chip=chip.handle if chip else None,
+            function=function,
+            fabric=fabric,
+            fabric_chip=fabric_chip,
+        )
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
             c.byref(self._config), c.byref(self._ops), None, c.byref(error)
@@ -170,10 +219,9 @@ class Machine:
         self.close()
 
     def close(self) -> None:
-        """Ends the machine, as an unplug does."""
-        core, self._core = self._core, None
-        if core:
-            self.lib.vtpu_core_free(core)
+        if self._core:
+            self.lib.vtpu_core_free(self._core)
+            self._core = None
 
     # --- callbacks, on the machine's thread ---
 
@@ -211,6 +259,9 @@ class Machine:
     def _hbm_dirty(self, _: Any, offset: int, size: int) -> None:
         self.dirty.append((offset, size))
 
+    def _hbm_cleared(self, _: Any) -> None:
+        self.cleared += 1
+
     def _trace(self, _: Any, event: int, queue: int, a: int, b: int) -> None:
         self.events.append((EVENTS[event], queue, a, b))
 
@@ -231,11 +282,20 @@ class Machine:
     def reset(self) -> None:
         self.lib.vtpu_core_reset(self._core)
 
+    def reset_and_clear(self) -> None:
+        self.lib.vtpu_core_reset_and_clear(self._core)
+
+    def wait_reset(self) -> None:
+        self.wait_for(lambda: not self.reg("STATUS") & D["STATUS_RESETTING"], "reset")
+
     def quiesce(self) -> None:
         self.lib.vtpu_core_quiesce(self._core)
 
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
+
+    def sleep(self, asleep: bool) -> None:
+        self.lib.vtpu_core_sleep(self._core, asleep)
 
     def inject(self, fault: str, value: int) -> bool:
         """False: the machine refuses the value."""
