@@ -295,7 +295,7 @@ static uint64_t read_fabric(const VtpuLink *link, uint64_t offset)
     }
 }
 
-uint64_t vtpu_link_read(VtpuCore *core, uint64_t offset)
+uint64_t vtpu_link_reg_read(VtpuCore *core, uint64_t offset)
 {
     const VtpuLink *link = &core->link;
     unsigned index;
@@ -326,7 +326,7 @@ uint64_t vtpu_link_read(VtpuCore *core, uint64_t offset)
     }
 }
 
-bool vtpu_link_write(VtpuCore *core, uint64_t offset, uint64_t value)
+bool vtpu_link_reg_write(VtpuCore *core, uint64_t offset, uint64_t value)
 {
     const uint32_t ctrl = VTPU_LINK_CTRL_ENABLE | VTPU_LINK_CTRL_FAIL_STOP;
     VtpuLink *link = &core->link;

@@ -88,8 +88,8 @@ void vtpu_link_reset(VtpuCore *core);
 bool vtpu_link_uses(const VtpuCore *core, unsigned context);
 /* The size of the register that starts at an offset of the link's block, or 0. */
 unsigned vtpu_link_reg_size(uint64_t offset);
-uint64_t vtpu_link_read(VtpuCore *core, uint64_t offset);
-bool vtpu_link_write(VtpuCore *core, uint64_t offset, uint64_t value); /* false: not allowed */
+uint64_t vtpu_link_reg_read(VtpuCore *core, uint64_t offset);
+bool vtpu_link_reg_write(VtpuCore *core, uint64_t offset, uint64_t value); /* false: not allowed */
 /* Lock not held. */
 uint32_t vtpu_link_receive(VtpuCore *core, const VtpuPacket *packet);
 void vtpu_link_answered(VtpuCore *core, VtpuSender sender, uint32_t reason, uint64_t va);

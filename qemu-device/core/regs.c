@@ -168,7 +168,7 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return read_queue(core, reg);
     }
     if (is_link(reg->offset)) {
-        return vtpu_link_read(core, reg->offset);
+        return vtpu_link_reg_read(core, reg->offset);
     }
     if (is_model_stat(reg->offset)) {
         return atomic_load_explicit(
@@ -286,7 +286,7 @@ static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
         return write_queue(core, reg, value);
     }
     if (is_link(reg->offset)) {
-        return vtpu_link_write(core, reg->offset, value);
+        return vtpu_link_reg_write(core, reg->offset, value);
     }
     switch (reg->offset) {
     case VTPU_REG_CTRL:

@@ -431,7 +431,7 @@ def test_packets_take_the_route_of_the_torus(open_fabric: OpenFabric, shape: str
         for dst in range(fabric.size):
             before = {(c, d): sent(machines[c], d) for c in range(fabric.size) for d in range(4)}
             fabric.queues[src].run(program(ins("REMOTE_SIGNAL", chip=dst, counter=1, add=1)))
-            used = sorted(at for at, count in before.items() if sent(machines[at[0]], at[1]) > count)
+            used = sorted(at for at, old in before.items() if sent(machines[at[0]], at[1]) > old)
             assert used == sorted(expected_route(x, y, src, dst)), (src, dst)
 
 

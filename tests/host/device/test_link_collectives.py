@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from asm import ins, program
 from fabric import Fabric, counter
-from machine import D, Machine
+from machine import D
 from numerics_reference import dequantise, make_tiles
 
 FMT_Q8_0 = 8
@@ -52,7 +52,7 @@ def test_all_gather(library: ctypes.CDLL, shape: str, seed: int) -> None:
 
 
 def all_reduce(
-    machine: Machine, chip: int, chips: int, m: int, n: int, k: int, x: int, w: int, base: int
+    chip: int, chips: int, m: int, n: int, k: int, x: int, w: int, base: int
 ) -> tuple[bytes, int]:
     """
     out = sum over the chips of x w^T: the product of this chip's share of k, then
@@ -171,12 +171,13 @@ def test_all_reduce_of_sharded_products(
             machines = fabric.add_all(seed=seed)
             programs = {}
             for chip, machine in enumerate(machines):
-                x_at = machine.place(np.ascontiguousarray(x[:, chip * k : (chip + 1) * k]).tobytes())
+                share = x[:, chip * k : (chip + 1) * k]
+                x_at = machine.place(share.tobytes())
                 w_at = machine.place(bytes(shards[chip]))
-                code, out = all_reduce(machine, chip, chips, m, n, k, x_at, w_at, 0)
+                code, out = all_reduce(chip, chips, m, n, k, x_at, w_at, 0)
                 programs[chip] = (code, ())
             fabric.run_all(programs)
-            for chip, machine in enumerate(machines):
+            for machine in machines:
                 results.add(machine.get(out, m * n * 4))
                 assert counter(machine, 1) == 2 * (chips - 1)
                 assert machine.reg("LINK_ERR") == 0 == machine.read(D["REG_ERR_QUEUES"])

@@ -70,9 +70,7 @@ def crc_errors(fabric: Fabric, chip: int, direction: int) -> int:
     ("direction", "what", "value"),
     [(YP, DOWN, 1), (XP, DOWN, 2), (XP, SLOW, 1_000_000_001), (XP, 3, 1), (4, DOWN, 1)],
 )
-def test_bad_injections_are_refused(
-    pair: Fabric, direction: int, what: int, value: int
-) -> None:
+def test_bad_injections_are_refused(pair: Fabric, direction: int, what: int, value: int) -> None:
     assert not pair.inject(0, direction, what, value)
 
 
@@ -98,10 +96,7 @@ def test_a_bad_cable_harms_its_own_packets_alone(open_fabric: OpenFabric) -> Non
     fabric.inject(4, XP, CORRUPT, 1 << 20)
     signal = {chip: program(ins("REMOTE_SIGNAL", chip=chip, counter=1, add=1)) for chip in range(9)}
     for chip in range(9):
-        if chip == 5:  # 4 to 5 goes over it; 4 to 2 and 4 to 8 too, along x first
-            assert link_fault(fabric.queues[4].run_fault(signal[chip]))[0] == "CRC"
-            fabric.queues[4].restart()
-        elif chip in (2, 8):
+        if chip in (2, 5, 8):  # along x first
             assert link_fault(fabric.queues[4].run_fault(signal[chip]))[0] == "CRC"
             fabric.queues[4].restart()
         else:
@@ -161,7 +156,7 @@ def test_a_wait_that_only_this_program_could_end_is_a_deadlock(pair: Fabric) -> 
 
 def test_the_receiver_is_reset_during_traffic(pair: Fabric) -> None:
     """Nothing is written once RESETTING is clear; the sender is told."""
-    source, sink = pair.machines.values()
+    sink = pair.machines[1]
     dst, size = 4 << 20, 256 << 10
     for _ in range(10):
         start(pair.queues[0], flood(1, dst, size))
@@ -178,7 +173,7 @@ def test_the_receiver_is_reset_during_traffic(pair: Fabric) -> None:
 
 
 def test_the_receiver_is_unplugged_during_traffic(pair: Fabric) -> None:
-    source, sink = pair.machines.values()
+    sink = pair.machines[1]
     start(pair.queues[0], flood(1, 4 << 20, 64 << 10))
     sink.wait_for(lambda: sink.reg("LINK_RX_PACKETS", 8) > 100, "traffic")
     sink.close()
@@ -187,13 +182,13 @@ def test_the_receiver_is_unplugged_during_traffic(pair: Fabric) -> None:
 
 def test_an_unmapped_page_is_reused_safely_under_traffic(pair: Fabric) -> None:
     """TLB_PENDING covers packets: once it is clear, none is written through the old entry."""
-    source, sink = pair.machines.values()
+    sink = pair.machines[1]
     va, target = 0x4000_0000, 4 << 20
     for _ in range(30):
         sink.map(0, va, target, 4096)
         start(pair.queues[0], flood(1, va, 4096))
-        before = sink.reg("LINK_RX_PACKETS", 8)
-        sink.wait_for(lambda: sink.reg("LINK_RX_PACKETS", 8) > before + 5, "traffic")
+        enough = sink.reg("LINK_RX_PACKETS", 8) + 5
+        sink.wait_for(lambda enough=enough: sink.reg("LINK_RX_PACKETS", 8) > enough, "traffic")
         sink.put(sink.pte_at(0, va), bytes(8))
         sink.write(D["REG_TLB_INVALIDATE"], 0)
         sink.wait_for(lambda: not sink.reg("TLB_PENDING"), "invalidated")
