@@ -18,9 +18,11 @@
 #include "qapi/error.h"
 #include "qapi/visitor.h"
 #include "chardev/char.h"
+#include "chardev/char-fe.h"
 #include "hw/qdev-properties.h"
 #include "hw/qdev-properties-system.h"
 #include "migration/vmstate.h"
+#include "system/iothread.h"
 #include "system/runstate.h"
 
 #include "include/vtpu_hw.h"
@@ -28,6 +30,27 @@
 #include "vtpu.h"
 
 #define VTPU_FABRIC_OUT (64 * 1024)
+
+struct VtpuFabricState {
+    DeviceState parent_obj;
+
+    VtpuFabric *fabric; /* NULL before realize */
+
+    /* Of the stream; all but `changes` and `open` is the I/O thread's. */
+    IOThread *iothread; /* NULL: no stream */
+    QEMUBH *service;
+    unsigned changes;   /* how often it opened or closed; atomic */
+    bool open;          /* atomic */
+    unsigned seen;      /* changes that the fabric has been told */
+    uint8_t *out;
+    size_t out_at, out_end;
+    guint watch;        /* for room in the chardev; 0 none */
+    Notifier shutdown;
+
+    /* Properties */
+    char *shape;
+    CharBackend chr;
+};
 
 /* The stream, on the I/O thread */
 
@@ -265,6 +288,11 @@ static char *vtpu_fabric_get_state(Object *obj, Error **errp)
         vtpu_fabric_describe(s->fabric, text, VTPU_FABRIC_DESCRIPTION_BYTES);
     }
     return text;
+}
+
+VtpuFabric *vtpu_fabric_of(VtpuFabricState *s)
+{
+    return s->fabric;
 }
 
 static void vtpu_fabric_realize(DeviceState *dev, Error **errp)
