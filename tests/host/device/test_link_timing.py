@@ -55,7 +55,7 @@ def test_a_store_beside_other_engines(library: ctypes.CDLL) -> None:
     with Fabric(library, "2") as fabric:
         fabric.add(0, timing="v5e")
         fabric.add(1)
-        load = ins("DMA_LOAD", dst=0, src=0, rows=1, row_bytes=54600, dst_stride=0, src_stride=0)
+        load = ins("DMA_LOAD", dst=0, src=0, rows=1, row_bytes=54592, dst_stride=0, src_stride=0)
         profile = run_profiled(fabric.queues[0], program(store(1, 64, "VMEM"), load))
         # The load is issued at 8 and takes 100 + 500 + 100; the store 100 + 2 + 1000 from 4 on.
         assert profile.header["cycles"] == 4 + 100 + 2 + 1000 + 4
