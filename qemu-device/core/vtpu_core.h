@@ -9,7 +9,8 @@
  * and returns without waiting for a running program except vtpu_core_free()
  * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
  * with one of its locks held, and must not call back into functions that wait.
- * guest_error and trace may also run on the thread that made the call.
+ * guest_error and trace may also run on the thread that made the call;
+ * link_write and hbm_dirty also on that of a sender of the same fabric.
  */
 #ifndef VTPU_CORE_H
 #define VTPU_CORE_H
@@ -17,6 +18,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "vtpu_fabric.h"
 
 typedef struct VtpuCore VtpuCore;
 typedef struct VtpuChip VtpuChip;
@@ -76,10 +79,12 @@ typedef struct VtpuCoreOps {
     bool (*trace_instructions)(void *opaque);
     /* After vtpu_core_park(): at rest now. May be NULL. */
     void (*parked)(void *opaque);
-    /* A reset that clears HBM has ended. May be NULL. */
+    /* HBM is zero and the reset about to end; see vtpu_core_hbm_clear(). May be NULL. */
     void (*hbm_cleared)(void *opaque);
     /* Came just now, before its fault is recorded. May be NULL. */
     void (*hardware_error)(void *opaque, VtpuHardwareError what);
+    /* dma_write on the thread of a sender of the same fabric, several at once. NULL: dma_write */
+    bool (*link_write)(void *opaque, uint64_t addr, const void *buf, size_t len);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -99,6 +104,8 @@ typedef struct VtpuCoreConfig {
      * number` that changes it (or the first one), or both. NULL, NULL: none. */
     const char *timing, *timing_file;
     const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
+    VtpuFabric *fabric;   /* outlives the machine; NULL: no inter-chip link */
+    unsigned fabric_chip; /* its number there, which no other machine has */
 } VtpuCoreConfig;
 
 /*
@@ -129,8 +136,10 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
-/* The same, and HBM is zero before RESETTING ends; then `hbm_cleared` is called. */
+/* The same, and HBM is zero and `hbm_cleared` called before RESETTING ends. */
 void vtpu_core_reset_and_clear(VtpuCore *core);
+/* For `hbm_cleared`. False: meanwhile another clearing was asked for, and follows. */
+bool vtpu_core_hbm_clear(VtpuCore *core);
 /*
  * True from the start of a reset until the old work is gone: a callback that
  * asks under the lock under which resets are started knows that it is stale.

@@ -62,10 +62,6 @@ static void vtpu_call_bh(void *opaque)
     qemu_mutex_unlock(&s->calls.lock);
 }
 
-/*
- * Command thread. Has fn(s, arg) called under the BQL, and waits for its end. False: the device
- * is leaving, and it may not have been called.
- */
 bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
 {
     VtpuCalls *calls = &s->calls;
@@ -182,6 +178,22 @@ bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len)
     return vtpu_dma(opaque, addr, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE);
 }
 
+/*
+ * The sender's thread, which may belong to another device: it must not wait for
+ * the main loop, which may be waiting for that device. RAM alone can be reached
+ * so, not memory behind an IOMMU.
+ */
+bool vtpu_link_write(void *opaque, uint64_t addr, const void *buf, size_t len)
+{
+    VtpuDma dma = {
+        addr, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE, false
+    };
+    bool ok = vtpu_dma_ram(opaque, &dma) && dma.ok;
+
+    trace_vtpu_dma(opaque, true, addr, len, ok);
+    return ok;
+}
+
 static void vtpu_call_irq(VtpuState *s, void *arg)
 {
     VtpuIrq *irq = arg;
@@ -205,7 +217,11 @@ void vtpu_interrupt(void *opaque, unsigned vector)
 void vtpu_start_reset(VtpuState *s)
 {
     WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
-        vtpu_core_reset(s->core);
+        if (s->slice_used) {
+            vtpu_core_reset_and_clear(s->core);
+        } else {
+            vtpu_core_reset(s->core);
+        }
     }
 }
 
