@@ -74,6 +74,8 @@ FAULT = {
     "BAD_PAGE_TABLE": 13,
     "BAD_CONTEXT": 14,
     "ECC": 15,
+    "RACE_VMEM": 20,
+    "RACE_GLOBAL": 21,
 }
 STALL = {
     "NONE": 0,
@@ -148,6 +150,7 @@ REGISTERS = {
     "Q_FAULT_PC": 0x4040,
     "Q_FAULT_ENTRY": 0x4044,
     "Q_DOORBELL": 0x4048,
+    "Q_FAULT_OTHER_PC": 0x4070,
 }
 TILE_ROWS = 16
 TILE_COLS = 32

@@ -45,6 +45,10 @@ static void put_queue(Text *text, unsigned q, const VtpuQueue *queue)
         put(text, ", fault %s access %u address 0x%" PRIx64 " pc 0x%x entry %u",
             NAME_OF(faults, queue->fault.cause), queue->fault.access, queue->fault.addr,
             queue->fault.pc, queue->fault_entry);
+        if (queue->fault.cause == VTPU_FAULT_RACE_VMEM ||
+            queue->fault.cause == VTPU_FAULT_RACE_GLOBAL) {
+            put(text, " with pc 0x%x", queue->fault.other_pc);
+        }
     }
     put(text, "\n");
 }

@@ -23,6 +23,7 @@
 
 #include "footprint.h"
 #include "kernels.h"
+#include "races.h"
 #include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
@@ -42,6 +43,7 @@ typedef struct VtpuFault {
     uint32_t access;
     uint64_t addr;
     uint32_t pc;
+    uint32_t other_pc; /* RACE_*: of the other instruction */
 } VtpuFault;
 
 /* ---- pool.c: compute threads ---- */
@@ -199,7 +201,8 @@ typedef struct VtpuExec {
     bool watched; /* look at each instruction before it is executed */
     bool traced;
     _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
-    bool observed; /* tell the timing model of each instruction */
+    bool observed; /* tell the timing model or the race checker of each instruction */
+    VtpuRaces *races; /* or NULL; a program that is resumed elsewhere goes on unchecked */
 
     VtpuTiming timing; /* state of a RUN where there is a timing model */
 } VtpuExec;
@@ -240,6 +243,7 @@ struct VtpuCore {
     unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
+    bool check_races;
     bool timed; /* programs are timed on the chip that is described by: */
     struct vtpu_timing_params timing;
 

@@ -30,6 +30,7 @@ static unsigned queue_reg_size(uint64_t offset)
     case VTPU_REG_Q_FAULT_ACCESS:
     case VTPU_REG_Q_FAULT_PC:
     case VTPU_REG_Q_FAULT_ENTRY:
+    case VTPU_REG_Q_FAULT_OTHER_PC:
     case VTPU_REG_Q_DOORBELL:
         return 4;
     default:
@@ -130,6 +131,8 @@ static uint64_t read_queue(const VtpuCore *core, const Reg *reg)
         return queue->fault.addr;
     case VTPU_REG_Q_FAULT_PC:
         return queue->fault.pc;
+    case VTPU_REG_Q_FAULT_OTHER_PC:
+        return queue->fault.other_pc;
     case VTPU_REG_Q_FAULT_ENTRY:
         return queue->fault_entry;
     default:

@@ -30,6 +30,7 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
     VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
     VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
+    VTPU_EVENT_RACE, /* two instructions race: their pcs, in program order the later first */
 } VtpuCoreEvent;
 
 /* Faults on demand, and what their value is. A device reset ends the hangs alone. */
@@ -99,6 +100,7 @@ typedef struct VtpuCoreConfig {
      * number` that changes it (or the first one), or both. NULL, NULL: none. */
     const char *timing, *timing_file;
     const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
+    bool check_races; /* programs whose instructions race end with a fault */
 } VtpuCoreConfig;
 
 /*

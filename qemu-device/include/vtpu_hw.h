@@ -102,6 +102,7 @@
 #define VTPU_REG_Q_FAULT_PC                      0x4040
 #define VTPU_REG_Q_FAULT_ENTRY                   0x4044
 #define VTPU_REG_Q_DOORBELL                      0x4048
+#define VTPU_REG_Q_FAULT_OTHER_PC                0x4070
 
 /* enum queue_state */
 #define VTPU_QUEUE_STATE_DISABLED                0
@@ -134,6 +135,8 @@
 #define VTPU_FAULT_BAD_PAGE_TABLE                13
 #define VTPU_FAULT_BAD_CONTEXT                   14
 #define VTPU_FAULT_ECC                           15
+#define VTPU_FAULT_RACE_VMEM                     20
+#define VTPU_FAULT_RACE_GLOBAL                   21
 #define VTPU_FAULT_NAMES { \
     [0] = "NONE", \
     [1] = "ILLEGAL_INSTRUCTION", \
@@ -151,6 +154,8 @@
     [13] = "BAD_PAGE_TABLE", \
     [14] = "BAD_CONTEXT", \
     [15] = "ECC", \
+    [20] = "RACE_VMEM", \
+    [21] = "RACE_GLOBAL", \
 }
 
 /* enum stall */

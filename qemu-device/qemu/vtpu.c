@@ -103,6 +103,9 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_TIMED:
         trace_vtpu_timed(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_RACE:
+        trace_vtpu_race(opaque, queue, a, b);
+        break;
     }
 }
 
@@ -395,6 +398,7 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         .threads = s->threads,
         .isa_path = s->isa_path,
         .schedule_seed = s->schedule_seed,
+        .check_races = s->check_races,
         .timing = s->timing,
         .timing_file = s->timing_file,
         .timing_trace = s->timing_trace,
@@ -447,6 +451,7 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_BOOL("check-races", VtpuState, check_races, false),
     DEFINE_PROP_STRING("timing", VtpuState, timing),
     DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
     DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
