@@ -313,6 +313,11 @@ static void vtpu_exit_capabilities(VtpuState *s)
 
 /* Life */
 
+static const char *vtpu_backend_name(VtpuState *s)
+{
+    return object_get_canonical_path_component(OBJECT(s->hbm_backend));
+}
+
 static bool vtpu_init_hbm(VtpuState *s, Error **errp)
 {
     if (!s->hbm_backend) {
@@ -322,8 +327,7 @@ static bool vtpu_init_hbm(VtpuState *s, Error **errp)
     }
     if (host_memory_backend_is_mapped(s->hbm_backend)) {
         error_setg(errp, "vtpu: memory backend '%s' is already in use",
-                   object_get_canonical_path_component(
-                       OBJECT(s->hbm_backend)));
+                   vtpu_backend_name(s));
         return false;
     }
     s->hbm = host_memory_backend_get_memory(s->hbm_backend);
@@ -356,8 +360,12 @@ static bool vtpu_check_properties(VtpuState *s, Error **errp)
                         : s->hbm_size;
 
     if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
-        error_setg(errp, "vtpu: hbm-size must be a power of two "
-                   "from 16 MiB to 64 GiB");
+        g_autofree char *backend =
+            s->hbm_backend ? g_strdup_printf("memdev '%s'", vtpu_backend_name(s))
+                           : NULL;
+
+        error_setg(errp, "vtpu: hbm-%s must be a power of two from 16 MiB to "
+                   "64 GiB", backend ?: "size");
         return false;
     }
     return true;
