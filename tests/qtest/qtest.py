@@ -172,8 +172,8 @@ class Qemu:
 class Pci:
     """Configuration space of one function, by the 0xcf8 ports."""
 
-    def __init__(self, qemu: Qemu, bus: int, slot: int) -> None:
-        self.qemu, self._base = qemu, 1 << 31 | bus << 16 | slot << 11
+    def __init__(self, qemu: Qemu, bus: int, slot: int, function: int = 0) -> None:
+        self.qemu, self._base = qemu, 1 << 31 | bus << 16 | slot << 11 | function << 8
 
     def read(self, offset: int, size: int = 4) -> int:
         self.qemu.outl(0xCF8, self._base | (offset & ~3))
