@@ -59,7 +59,7 @@ static void put_model(Text *text, const VtpuCore *core)
     static const char *const names[VTPU_NUM_MODEL_STATS] = {
         "cycles", "HBM bytes read", "HBM bytes written", "VMEM bytes", "operations", "SEQ busy",
         "DMA busy", "MXU busy", "VPU busy", "waiting for counters", "waiting for room",
-        "waiting in SYNC", "waiting for HBM",
+        "waiting in SYNC", "waiting for HBM", "LINK busy",
     };
 
     put(text, "model: %u MHz", core->timing.clock_mhz);
@@ -84,6 +84,9 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     int running = core->running;
     uint32_t last_pc = running < 0 ? 0 : atomic_load(&core->exec[running].last_pc);
     uint32_t resets = core->reset_count;
+    bool link_enabled = core->link.enabled;
+    uint32_t link_context = core->link.context, link_accept = core->link.accept;
+    uint32_t link_errors = core->link.errors;
     pthread_mutex_unlock(&core->lock);
 
     put(&text, "device: %s, %u resets",
@@ -95,6 +98,11 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         put(&text, "engine %s: %" PRIu64 " instructions\n", NAME_OF(engines, e),
             atomic_load_explicit(&core->stat_engine[e], memory_order_relaxed));
+    }
+    if (core->link.fabric) {
+        put(&text, "link: chip %u, %s, context %u, accepts 0x%04x, errors 0x%x\n",
+            core->link.chip, link_enabled ? "enabled" : "disabled", link_context, link_accept,
+            link_errors);
     }
     if (core->timed) {
         put_model(&text, core);

@@ -25,12 +25,28 @@ static inline bool counter_reached(const VtpuExec *x, uint8_t counter, uint32_t 
     return counter == 0 || x->counter[counter] >= value;
 }
 
-static bool engine_ready(const VtpuExec *x, int engine)
+static bool engine_ready(VtpuExec *x, int engine)
 {
     const VtpuEngine *e = &x->engine[engine];
     const VtpuIssued *i = &e->queue[e->head];
 
-    return e->count && counter_reached(x, i->in->in.wait, i->wait_value);
+    return e->count && counter_reached(x, i->in->in.wait, i->wait_value) &&
+           (engine != VTPU_ENGINE_LINK || vtpu_link_ready(x));
+}
+
+static void read_operands(const VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
+{
+    for (unsigned i = 0; i < d->info->num_operands; i++) {
+        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
+    }
+}
+
+static bool link_wait_over(const VtpuExec *x, const VtpuDecoded *d)
+{
+    uint64_t v[8];
+
+    read_operands(x, d, v);
+    return vtpu_link_wait_over(x, v);
 }
 
 /* The sequencer can take its next instruction, or fault on it. */
@@ -47,8 +63,21 @@ static bool seq_ready(const VtpuExec *x)
     if (d->in.wait && !counter_reached(x, d->in.wait, wait_value(x, &d->in))) {
         return false;
     }
+    if (d->in.opcode == VTPU_OP_LINK_WAIT && !link_wait_over(x, d)) {
+        return false;
+    }
     bool drains = d->in.opcode == VTPU_OP_HALT || d->in.opcode == VTPU_OP_SYNC;
     return !drains || x->pending == 0;
+}
+
+/* No step is possible, but something from another chip can make one so. */
+static bool waits_for_link(const VtpuExec *x)
+{
+    const VtpuDecoded *d = at_pc(x);
+
+    return x->send.begun ||
+           (d && !d->cause && d->in.opcode == VTPU_OP_LINK_WAIT &&
+            counter_reached(x, d->in.wait, wait_value(x, &d->in)));
 }
 
 static int choose_random(VtpuExec *x)
@@ -123,7 +152,7 @@ static bool step_engine(VtpuExec *x, int engine)
     const VtpuIssued *i = &e->queue[e->head];
     bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
     uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
-    bool ok;
+    bool ok, done = true;
 
     switch (engine) {
     case VTPU_ENGINE_DMA:
@@ -131,6 +160,9 @@ static bool step_engine(VtpuExec *x, int engine)
         break;
     case VTPU_ENGINE_MXU:
         ok = vtpu_mxu_execute(x, i);
+        break;
+    case VTPU_ENGINE_LINK:
+        ok = vtpu_link_step(x, i, &done);
         break;
     default:
         ok = vtpu_vpu_execute(x, i);
@@ -140,6 +172,9 @@ static bool step_engine(VtpuExec *x, int engine)
     if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
         return false;
+    }
+    if (!done) {
+        return true;
     }
     if (vtpu_observed(x) && !observe(x, i)) {
         return false;
@@ -161,7 +196,8 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
         }
         return true;
     case VTPU_OPERAND_STRIDE:
-        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && (value & 3))) {
+        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && info->engine != VTPU_ENGINE_LINK &&
+                            (value & 3))) {
             return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, value);
         }
         return true;
@@ -178,8 +214,8 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
 
 static bool operands(VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
 {
+    read_operands(x, d, v);
     for (unsigned i = 0; i < d->info->num_operands; i++) {
-        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
         if (!check_operand(x, d->info, d->info->kind[i], v[i])) {
             return false;
         }
@@ -280,7 +316,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
     }
     uint64_t *rd = &x->s[d->in.reg[0]]; /* written only by operations that name it */
     uint64_t a = v[1], b = v[2];
-    bool ok = true, taken = false;
+    bool ok = true, taken = false, over = true;
     uint64_t target = 0;
     switch (d->in.opcode) {
     case VTPU_OP_HALT:
@@ -327,6 +363,12 @@ static bool step_seq(VtpuExec *x, bool *halt)
     case VTPU_OP_LDV:
         ok = load_vmem(x, d, v[VTPU_LDV_ADDR]);
         break;
+    case VTPU_OP_LINK_WAIT:
+        ok = vtpu_link_wait(x, v, &over);
+        break;
+    case VTPU_OP_LINK_LD:
+        ok = vtpu_link_counter(x, v[VTPU_LINK_LD_COUNTER], rd);
+        break;
     case VTPU_OP_JMP:
         taken = true;
         target = v[VTPU_JMP_TARGET];
@@ -348,6 +390,9 @@ static bool step_seq(VtpuExec *x, bool *halt)
     }
     if (!ok || (taken && !jump(x, target))) {
         return false;
+    }
+    if (!over) {
+        return true; /* its chip came back in time */
     }
     if (vtpu_observed(x)) {
         self.in = d;
@@ -418,6 +463,7 @@ void vtpu_seq_start(VtpuExec *x)
         vtpu_races_begin(x);
     }
     x->random = x->core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
+    vtpu_link_begin(x);
 }
 
 VtpuOutcome vtpu_seq_run(VtpuExec *x)
@@ -434,6 +480,12 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             watch_if_wanted(x);
         }
         int step = choose(x);
+        if (step == STEP_NONE && waits_for_link(x)) {
+            if (!vtpu_link_pause(x)) {
+                return VTPU_OUTCOME_FAILED;
+            }
+            continue;
+        }
         atomic_store_explicit(&x->last_pc, x->pc, memory_order_relaxed);
         if (x->watched && !watch(x, step)) {
             return VTPU_OUTCOME_FAILED;

@@ -44,6 +44,19 @@ static void dma(const struct vtpu_timing_params *p, VtpuCost *cost)
     cost->work = ceil_div(bytes, p->hbm_bytes_per_cycle);
 }
 
+/* What another chip does with it, and whether it is there, is not modelled. */
+static void send(const struct vtpu_timing_params *p, const VtpuIssued *i, VtpuCost *cost)
+{
+    uint64_t bytes = 0;
+
+    if (i->in->in.opcode == VTPU_OP_REMOTE_STORE) {
+        bytes = i->v[VTPU_REMOTE_STORE_ROWS] * i->v[VTPU_REMOTE_STORE_ROW_BYTES];
+    }
+    cost->lead = p->dma_setup + (cost->hbm_read ? p->hbm_latency : 0);
+    cost->work = ceil_div(bytes, p->link_bytes_per_cycle);
+    cost->tail = p->link_latency;
+}
+
 static uint64_t rate(const struct vtpu_timing_params *p, uint32_t fmt)
 {
     return fmt == VTPU_FMT_I8           ? p->mxu_rate_i8
@@ -156,6 +169,9 @@ VtpuCost vtpu_timing_cost(VtpuExec *x, const VtpuIssued *i)
         break;
     case VTPU_ENGINE_VPU:
         vpu(x, p, i, &cost);
+        break;
+    case VTPU_ENGINE_LINK:
+        send(p, i, &cost);
         break;
     default:
         dma(p, &cost);

@@ -72,6 +72,7 @@ class _Ops(c.Structure):
         ("parked", c.c_void_p),
         ("hbm_cleared", _Cleared),
         ("hardware_error", _HardwareError),
+        ("link_write", c.c_void_p),
     )
 
 
@@ -88,6 +89,8 @@ class _Config(c.Structure):
         ("timing", c.c_char_p),
         ("timing_file", c.c_char_p),
         ("timing_trace", c.c_char_p),
+        ("fabric", c.c_void_p),
+        ("fabric_chip", c.c_uint),
         ("check_races", c.c_bool),
     )
 
@@ -147,6 +150,8 @@ class Machine:
         timing: str | None = None,
         timing_file: Path | None = None,
         timing_trace: Path | None = None,
+        fabric: int | None = None,
+        fabric_chip: int = 0,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -181,6 +186,7 @@ class Machine:
             None,
             _Cleared(self._hbm_cleared),
             _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
+            None,
         )
         self._config = _Config(
             hbm=base,
@@ -194,6 +200,8 @@ class Machine:
             timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
+            fabric=fabric,
+            fabric_chip=fabric_chip,
         )
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
