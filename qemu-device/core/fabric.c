@@ -340,6 +340,19 @@ static uint32_t route(const VtpuFabric *fabric, unsigned from, unsigned to, Path
                ? VTPU_LINK_REASON_NONE : VTPU_LINK_REASON_NO_ROUTE;
 }
 
+static unsigned apart(unsigned a, unsigned b, unsigned size)
+{
+    unsigned forward = (b + size - a) % size;
+
+    return forward < size - forward ? forward : size - forward;
+}
+
+unsigned vtpu_fabric_distance(const VtpuFabric *fabric, unsigned from, unsigned to)
+{
+    return apart(from % fabric->x, to % fabric->x, fabric->x) +
+           apart(from / fabric->x, to / fabric->x, fabric->y);
+}
+
 uint32_t vtpu_fabric_route_reason(const VtpuFabric *fabric, unsigned from, unsigned to)
 {
     Path path;

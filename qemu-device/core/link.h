@@ -104,6 +104,8 @@ void vtpu_fabric_detach(VtpuFabric *fabric, unsigned chip);
 void vtpu_fabric_publish(VtpuFabric *fabric, unsigned chip, bool enabled, uint32_t accept);
 /* What changes whenever a chip's link goes on or off. */
 uint32_t vtpu_fabric_generation(const VtpuFabric *fabric, unsigned chip);
+/* Cables from one chip to another when none is down. */
+unsigned vtpu_fabric_distance(const VtpuFabric *fabric, unsigned from, unsigned to);
 bool vtpu_fabric_enabled(const VtpuFabric *fabric, unsigned chip);
 /* NO_CHIP, LOST, NO_ROUTE or NONE. */
 uint32_t vtpu_fabric_route_reason(const VtpuFabric *fabric, unsigned from, unsigned to);

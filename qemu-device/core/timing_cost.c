@@ -44,19 +44,6 @@ static void dma(const struct vtpu_timing_params *p, VtpuCost *cost)
     cost->work = ceil_div(bytes, p->hbm_bytes_per_cycle);
 }
 
-/* What another chip does with it, and whether it is there, is not modelled. */
-static void send(const struct vtpu_timing_params *p, const VtpuIssued *i, VtpuCost *cost)
-{
-    uint64_t bytes = 0;
-
-    if (i->in->in.opcode == VTPU_OP_REMOTE_STORE) {
-        bytes = i->v[VTPU_REMOTE_STORE_ROWS] * i->v[VTPU_REMOTE_STORE_ROW_BYTES];
-    }
-    cost->lead = p->dma_setup + (cost->hbm_read ? p->hbm_latency : 0);
-    cost->work = ceil_div(bytes, p->link_bytes_per_cycle);
-    cost->tail = p->link_latency;
-}
-
 static uint64_t rate(const struct vtpu_timing_params *p, uint32_t fmt)
 {
     return fmt == VTPU_FMT_I8           ? p->mxu_rate_i8
@@ -153,6 +140,21 @@ static void seq(const struct vtpu_timing_params *p, uint8_t opcode, VtpuCost *co
     cost->work = ceil_div(cost->hbm_read + cost->hbm_written, p->hbm_bytes_per_cycle);
 }
 
+/* Packets follow each other without gaps; the last one's answer comes back. */
+static void remote(VtpuExec *x, const struct vtpu_timing_params *p, const VtpuIssued *i,
+                   VtpuCost *cost)
+{
+    const uint64_t *v = i->v;
+    bool store = i->in->in.opcode == VTPU_OP_REMOTE_STORE;
+    uint64_t chip = v[store ? VTPU_REMOTE_STORE_CHIP : VTPU_REMOTE_SIGNAL_CHIP];
+    uint64_t bytes = store ? v[VTPU_REMOTE_STORE_ROWS] * v[VTPU_REMOTE_STORE_ROW_BYTES] : 0;
+
+    cost->lead = p->link_setup + (cost->hbm_read ? p->hbm_latency : 0);
+    cost->work = ceil_div(bytes, p->link_bytes_per_cycle);
+    cost->tail = 2 * p->link_hop_latency *
+                 vtpu_fabric_distance(x->core->link.fabric, x->core->link.chip, (unsigned)chip);
+}
+
 VtpuCost vtpu_timing_cost(VtpuExec *x, const VtpuIssued *i)
 {
     const struct vtpu_timing_params *p = &x->core->timing;
@@ -171,7 +173,7 @@ VtpuCost vtpu_timing_cost(VtpuExec *x, const VtpuIssued *i)
         vpu(x, p, i, &cost);
         break;
     case VTPU_ENGINE_LINK:
-        send(p, i, &cost);
+        remote(x, p, i, &cost);
         break;
     default:
         dma(p, &cost);

@@ -23,8 +23,9 @@ struct vtpu_timing_params {
     uint32_t mxu_rate_bf16; /* The same of bf16 */
     uint32_t vpu_lanes; /* Elements that the vector unit works on in a cycle; a multiply-add is one operation */
     uint32_t vpu_latency; /* Cycles of the vector unit's pipeline, once an instruction */
-    uint32_t link_bytes_per_cycle; /* Bandwidth of the inter-chip link, one way */
-    uint32_t link_latency; /* Cycles until another chip has what was sent, and its answer is here */
+    uint32_t link_setup; /* Cycles of the LINK engine before each instruction's first packet */
+    uint32_t link_bytes_per_cycle; /* Bandwidth of a cable between chips, in one direction */
+    uint32_t link_hop_latency; /* Cycles that a packet takes over a cable and through the chip at its end */
 };
 
 /* FIELD(name, least, most) of each */
@@ -45,8 +46,9 @@ struct vtpu_timing_params {
     FIELD(mxu_rate_bf16, 1, 100000) \
     FIELD(vpu_lanes, 1, 1000000) \
     FIELD(vpu_latency, 0, 1000000) \
+    FIELD(link_setup, 0, 1000000) \
     FIELD(link_bytes_per_cycle, 1, 1000000) \
-    FIELD(link_latency, 0, 1000000) \
+    FIELD(link_hop_latency, 0, 1000000) \
 
 /* SET(name, values) of each chip */
 #define VTPU_TIMING_SETS(SET) \
@@ -67,8 +69,9 @@ struct vtpu_timing_params {
         .mxu_rate_bf16 = 100, \
         .vpu_lanes = 1024, \
         .vpu_latency = 20, \
+        .link_setup = 100, \
         .link_bytes_per_cycle = 33, \
-        .link_latency = 1500, \
+        .link_hop_latency = 500, \
     }) \
     SET("edge", { \
         .clock_mhz = 500, \
@@ -87,8 +90,9 @@ struct vtpu_timing_params {
         .mxu_rate_bf16 = 25, \
         .vpu_lanes = 128, \
         .vpu_latency = 10, \
-        .link_bytes_per_cycle = 2, \
-        .link_latency = 500, \
+        .link_setup = 50, \
+        .link_bytes_per_cycle = 8, \
+        .link_hop_latency = 200, \
     }) \
 
 /* Lane operations of an element */

@@ -254,6 +254,20 @@ def test_a_waiting_program_lets_itself_be_parked(pair: Fabric) -> None:
     pair.queues[1].wait(fence)
 
 
+def test_packets_for_a_sleeping_chip_wait(pair: Fabric) -> None:
+    """D3hot: its memory stays as it is; a sender can still be stopped."""
+    sink = pair.machines[1]
+    sink.sleep(True)
+    sent = start(pair.queues[0], program(store(1, 4 << 20, 0x100000, 64, counter=1)))
+    pair.machines[0].wait_for(lambda: pair.queues[0].state == "RUNNING", "running")
+    assert sink.reg("LINK_RX_PACKETS", 8) == 0 and pair.queues[0].fence < sent
+    pair.queues[0].restart()
+    sent = start(pair.queues[0], program(store(1, 4 << 20, 0x100000, 64, counter=1)))
+    sink.sleep(False)
+    pair.queues[0].wait(sent)
+    assert counter(sink, 1) == 1
+
+
 def test_an_engine_goes_on_beside_a_slow_store(pair: Fabric) -> None:
     """LINK is asynchronous: an addition is done before a store that came first."""
     machine = pair.machines[0]
