@@ -77,6 +77,7 @@ struct VtpuState {
     char *isa_path;
     uint64_t schedule_seed;
     bool stepped; /* no threads: the machine works in the main loop */
+    bool check_races;
     char *timing, *timing_file, *timing_trace;
     VtpuFabricState *fabric;
     uint32_t fabric_chip;
