@@ -40,6 +40,15 @@ void vtpu_core_kick(VtpuCore *core)
     vtpu_engines_kick(core);
 }
 
+void vtpu_core_wait_attention(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    while (!atomic_load(&core->attention)) {
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
+}
+
 /* Lock held; nothing runs in the context, or it is the command thread that asks. */
 static void apply_context(VtpuCore *core, unsigned context)
 {
@@ -66,6 +75,7 @@ static void apply_contexts(VtpuCore *core)
 static void finish_reset(VtpuCore *core)
 {
     vtpu_queue_clear_all(core);
+    vtpu_sched_reset(core);
     memset(core->ctx_root, 0, sizeof(core->ctx_root));
     core->context_changed = UINT64_MAX;
     apply_contexts(core);
@@ -185,6 +195,11 @@ static bool stands_still(const VtpuCore *core)
 /* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
+    bool rests = stands_still(core);
+
+    if (rests) {
+        vtpu_sched_pause(core);
+    }
     while (stands_still(core)) {
         vtpu_engines_release(core);
         if (!core->park || core->parked || core->link.receiving) {
@@ -200,6 +215,9 @@ static void rest(VtpuCore *core)
         }
     }
     core->parked = false;
+    if (rests) {
+        vtpu_sched_go_on(core);
+    }
 }
 
 bool vtpu_core_boundary(VtpuCore *core)
@@ -274,10 +292,12 @@ void vtpu_core_wait_awake(VtpuCore *core)
     bool held = core->share.held;
 
     pthread_mutex_lock(&core->lock);
+    vtpu_sched_pause(core);
     while (must_wait(core)) {
         vtpu_engines_release(core);
         pthread_cond_wait(&core->wake, &core->lock);
     }
+    vtpu_sched_go_on(core);
     pthread_mutex_unlock(&core->lock);
     if (held) {
         vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
@@ -359,21 +379,35 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     return config->fabric ? vtpu_fabric_check(config->fabric, config->fabric_chip) : NULL;
 }
 
-static bool start_thread(VtpuCore *core)
+static void stop_timer(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->exiting = true;
+    pthread_cond_signal(&core->timer);
+    pthread_mutex_unlock(&core->lock);
+    pthread_join(core->timer_thread, NULL);
+}
+
+static bool start_threads(VtpuCore *core)
 {
     sigset_t all, old;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool ok = pthread_create(&core->thread, NULL, vtpu_command_thread, core) == 0;
+    bool ok = pthread_create(&core->timer_thread, NULL, vtpu_timer_thread, core) == 0;
+    if (ok && pthread_create(&core->thread, NULL, vtpu_command_thread, core)) {
+        stop_timer(core);
+        ok = false;
+    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (ok) {
         pthread_setname_np(core->thread, "vtpu-command");
+        pthread_setname_np(core->timer_thread, "vtpu-timer");
     }
     return ok;
 }
 
-/* Everything but the thread. */
+/* Everything but the threads. */
 static void destroy(VtpuCore *core)
 {
     vtpu_chip_leave(core);
@@ -388,6 +422,7 @@ static void destroy(VtpuCore *core)
     vtpu_program_free_all(core);
     vtpu_vmem_free_all(core);
     vtpu_link_destroy(core);
+    pthread_cond_destroy(&core->timer);
     pthread_cond_destroy(&core->share.come);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
@@ -440,10 +475,12 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     vtpu_inject_init(core);
     vtpu_link_init(core, config->fabric, config->fabric_chip);
     vtpu_queue_clear_all(core);
+    vtpu_sched_reset(core);
     pthread_mutex_init(&core->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&core->wake, &monotonic);
+    pthread_cond_init(&core->timer, &monotonic);
     pthread_cond_init(&core->changed, NULL);
     pthread_cond_init(&core->share.come, &monotonic);
     pthread_condattr_destroy(&monotonic);
@@ -452,9 +489,9 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         destroy(core);
         return NULL;
     }
-    if (!core->stepped && !start_thread(core)) {
+    if (!core->stepped && !start_threads(core)) {
         destroy(core);
-        *error = "cannot start a thread";
+        *error = "cannot start threads";
         return NULL;
     }
     if (config->fabric && !vtpu_fabric_attach(config->fabric, config->fabric_chip, core)) {
@@ -480,6 +517,7 @@ void vtpu_core_free(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
     if (!core->stepped) {
         pthread_join(core->thread, NULL);
+        stop_timer(core);
     }
     if (core->link.fabric) {
         vtpu_fabric_detach(core->link.fabric, core->link.chip);

@@ -127,6 +127,7 @@ static inline void complete(VtpuExec *x, const struct vtpu_instr *in, int engine
         x->counter[in->signal]++;
     }
     vtpu_stat_add(&x->core->stat_engine[engine], 1);
+    vtpu_stat_add(&x->instructions, 1);
 }
 
 /* An instruction has been executed, for whoever keeps account of it. */
@@ -413,22 +414,27 @@ static bool deadlock(VtpuExec *x)
     return vtpu_fault(x, VTPU_FAULT_DEADLOCK, VTPU_ACCESS_NONE, 0);
 }
 
-/* What traces and injected hangs want to know of a step before it is made. */
-static bool watch(VtpuExec *x, int step)
+static inline uint32_t pc_of(const VtpuExec *x, int step)
 {
-    const VtpuDecoded *d = step == STEP_SEQ ? at_pc(x) : NULL;
-    uint32_t pc = x->pc;
+    const VtpuEngine *e = &x->engine[step > STEP_SEQ ? step : STEP_SEQ];
 
-    if (step > STEP_SEQ) {
-        const VtpuEngine *e = &x->engine[step];
-        d = e->queue[e->head].in;
-        pc = e->queue[e->head].pc;
-    }
+    return step > STEP_SEQ ? e->queue[e->head].pc : x->pc;
+}
+
+/* What traces and injected hangs want to know of a step before it is made. */
+static void watch(VtpuExec *x, int step)
+{
+    uint32_t pc = pc_of(x, step);
+    const VtpuDecoded *d = step == STEP_NONE || pc >= x->program->size
+                               ? NULL : &x->program->code[pc / VTPU_INSTR_BYTES];
+
     /* An engine's instruction is traced when it is executed, not when issued. */
     if (x->traced && d && d->info->name && (step > STEP_SEQ || !d->info->engine)) {
         vtpu_core_trace(x->core, VTPU_EVENT_INSTRUCTION, x->queue, d->in.opcode, pc);
     }
-    return step != STEP_SEQ || vtpu_inject_hang_at(x, pc);
+    if (step == STEP_SEQ) {
+        vtpu_inject_hang_at(x, pc);
+    }
 }
 
 static void watch_if_wanted(VtpuExec *x)
@@ -447,38 +453,77 @@ void vtpu_seq_start(VtpuExec *x)
         x->engine[e].head = x->engine[e].count = 0;
     }
     x->pending = 0;
+    x->hung = false;
     x->order = 0;
     x->random = x->core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
     vtpu_link_begin(x);
 }
 
+/*
+ * Attends to callers and to other queues, for as long as the program hangs;
+ * false: it does not go on now, for the reason in *outcome.
+ */
+static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
+{
+    x->fault.pc = x->pc;
+    for (;;) {
+        *outcome = VTPU_OUTCOME_FAILED;
+        if (!vtpu_core_boundary(x->core)) {
+            return false;
+        }
+        *outcome = VTPU_OUTCOME_PREEMPTED;
+        if (vtpu_sched_yields(x, false)) {
+            return false;
+        }
+        if (!x->hung) {
+            watch_if_wanted(x);
+            return true;
+        }
+        vtpu_engines_release(x->core);
+        vtpu_core_wait_attention(x->core);
+    }
+}
+
+/* With a schedule seed programs are set aside at random, too. */
+static bool gives_way_at_random(VtpuExec *x)
+{
+    return x->core->schedule_seed && (x->random >> 40 & 7) == 0 && vtpu_sched_yields(x, true);
+}
+
 VtpuOutcome vtpu_seq_run(VtpuExec *x)
 {
-    VtpuCore *core = x->core;
+    VtpuOutcome outcome;
     bool halt = false, ok = true;
 
     watch_if_wanted(x);
-    while (ok && !halt) {
-        if (atomic_load_explicit(&core->attention, memory_order_relaxed)) {
-            if (!vtpu_core_boundary(core)) {
-                return VTPU_OUTCOME_FAILED;
-            }
-            watch_if_wanted(x);
+    for (;;) {
+        if ((atomic_load_explicit(&x->core->attention, memory_order_relaxed) || x->hung) &&
+            !boundary(x, &outcome)) {
+            return outcome;
         }
         int step = choose(x);
         if (step == STEP_NONE && waits_for_link(x)) {
             if (!vtpu_link_pause(x)) {
+                x->fault.pc = x->pc;
                 return VTPU_OUTCOME_FAILED;
             }
             continue;
         }
-        atomic_store_explicit(&x->last_pc, x->pc, memory_order_relaxed);
-        if (x->watched && !watch(x, step)) {
-            return VTPU_OUTCOME_FAILED;
+        atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
+        if (x->watched) {
+            watch(x, step);
+            if (x->hung) {
+                continue;
+            }
         }
         ok = step == STEP_NONE  ? deadlock(x)
              : step == STEP_SEQ ? step_seq(x, &halt)
                                 : step_engine(x, step);
+        if (!ok || halt) {
+            return ok ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
+        }
+        if (gives_way_at_random(x)) {
+            return VTPU_OUTCOME_PREEMPTED;
+        }
     }
-    return ok ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
 }

@@ -33,6 +33,8 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
     VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
     VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
+    VTPU_EVENT_PREEMPTED, /* a program is set aside: its pc, its ring index */
+    VTPU_EVENT_RESUMED, /* it goes on: likewise */
 } VtpuCoreEvent;
 
 /* Faults on demand, and what their value is. A device reset ends the hangs alone. */
@@ -164,7 +166,8 @@ uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 #define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
 void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
 /*
- * Of a stepped machine: serves one ring command, or what callers asked for, on
+ * Of a stepped machine: serves one ring command, or with a schedule seed one until
+ * its program is set aside, or what callers asked for, on
  * the calling thread, which makes the callbacks. False: there is nothing to do,
  * or not yet (a WAIT that is held). Never from a callback, one caller at a time.
  */

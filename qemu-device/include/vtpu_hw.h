@@ -31,6 +31,7 @@
 #define VTPU_RING_ENTRY                          64
 #define VTPU_RING_LOG2_MIN                       2
 #define VTPU_RING_LOG2_MAX                       12
+#define VTPU_QUEUE_SLICE_US                      2000
 #define VTPU_INSTR_BYTES                         64
 #define VTPU_MAX_CODE_BYTES                      0x100000
 #define VTPU_PAGE_BYTES                          0x1000
@@ -68,6 +69,7 @@
 #define VTPU_REG_TEST_IRQ                        0x0064
 #define VTPU_REG_TLB_INVALIDATE                  0x0068
 #define VTPU_REG_TLB_PENDING                     0x006c
+#define VTPU_REG_SLICE_US                        0x0070
 #define VTPU_REG_STAT_PROGRAMS                   0x0080
 #define VTPU_REG_STAT_INSTRUCTIONS               0x0088
 #define VTPU_REG_STAT_BUSY_NS                    0x0090
@@ -146,6 +148,12 @@
 #define VTPU_REG_Q_FAULT_PC                      0x4040
 #define VTPU_REG_Q_FAULT_ENTRY                   0x4044
 #define VTPU_REG_Q_DOORBELL                      0x4048
+#define VTPU_REG_Q_PC                            0x404c
+#define VTPU_REG_Q_WATCHDOG_US                   0x4050
+#define VTPU_REG_Q_PREEMPTIONS                   0x4054
+#define VTPU_REG_Q_COMMAND_NS                    0x4058
+#define VTPU_REG_Q_BUSY_NS                       0x4060
+#define VTPU_REG_Q_INSTRUCTIONS                  0x4068
 
 /* enum queue_state */
 #define VTPU_QUEUE_STATE_DISABLED                0
@@ -153,12 +161,14 @@
 #define VTPU_QUEUE_STATE_RUNNING                 2
 #define VTPU_QUEUE_STATE_FAULTED                 3
 #define VTPU_QUEUE_STATE_RESETTING               4
+#define VTPU_QUEUE_STATE_PREEMPTED               5
 #define VTPU_QUEUE_STATE_NAMES { \
     [0] = "DISABLED", \
     [1] = "READY", \
     [2] = "RUNNING", \
     [3] = "FAULTED", \
     [4] = "RESETTING", \
+    [5] = "PREEMPTED", \
 }
 
 /* enum fault */
@@ -178,6 +188,7 @@
 #define VTPU_FAULT_BAD_PAGE_TABLE                13
 #define VTPU_FAULT_BAD_CONTEXT                   14
 #define VTPU_FAULT_ECC                           15
+#define VTPU_FAULT_WATCHDOG                      16
 #define VTPU_FAULT_LINK                          24
 #define VTPU_FAULT_NAMES { \
     [0] = "NONE", \
@@ -196,6 +207,7 @@
     [13] = "BAD_PAGE_TABLE", \
     [14] = "BAD_CONTEXT", \
     [15] = "ECC", \
+    [16] = "WATCHDOG", \
     [24] = "LINK", \
 }
 

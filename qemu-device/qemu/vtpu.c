@@ -99,6 +99,12 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_INSTRUCTION:
         vtpu_trace_instruction(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_PREEMPTED:
+        trace_vtpu_command_preempted(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_RESUMED:
+        trace_vtpu_command_resumed(opaque, queue, a, b);
+        break;
     case VTPU_EVENT_INJECTED:
         trace_vtpu_injected(opaque, queue, a, b);
         break;

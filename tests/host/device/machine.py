@@ -43,6 +43,7 @@ D = _defines()
 INJECTIONS = _injections()
 HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
 EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
+EVENTS += ("PREEMPTED", "RESUMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
