@@ -62,7 +62,7 @@ class Chip:
     def start(self, *code: bytes) -> int:
         """Returns the fence; the program has begun."""
         fence = self.queue.push("RUN", self._load(*code))
-        wait_for(lambda: self.queue.state == "RUNNING", "running", self.vtpu)
+        wait_for(lambda: self.queue.state in ("RUNNING", "PREEMPTED"), "begun", self.vtpu)
         return fence
 
     def link_fault(self) -> tuple[str, int]:

@@ -22,6 +22,7 @@ from fabric import (
     enable_link,
     link_fault,
     start,
+    wait_begun,
     wait_fault,
 )
 from machine import SYSTEM_BASE, D, Queue
@@ -111,7 +112,7 @@ def test_the_loss_of_a_chip_ends_a_wait_for_it(pair: Fabric, how: str) -> None:
     waiting, lost = pair.machines[0], pair.machines[1]
     start(pair.queues[0], FOREVER)
     waiting.wait_for(lambda: waiting.reg("STAT_BUSY_NS", 8) >= 0, "running")
-    waiting.wait_for(lambda: pair.queues[0].state == "RUNNING", "running")
+    wait_begun(pair.queues[0])
     expected = "REFUSED"
     if how == "unplug":
         lost.close()
@@ -141,7 +142,7 @@ def test_what_arrived_before_the_loss_counts(pair: Fabric) -> None:
 
 def test_losing_the_own_link_ends_a_wait(pair: Fabric) -> None:
     start(pair.queues[0], FOREVER)
-    pair.machines[0].wait_for(lambda: pair.queues[0].state == "RUNNING", "running")
+    wait_begun(pair.queues[0])
     pair.machines[0].write(D["REG_LINK_CTRL"], 0)
     assert link_fault(wait_fault(pair.queues[0]))[0] == "DISABLED"
 
@@ -312,7 +313,7 @@ def test_fail_stop_ends_a_whole_ring(open_fabric: OpenFabric, stop: str) -> None
         assert wait_fault(fabric.queues[0])["cause"] == "TRAP"
     else:
         start(fabric.queues[0], program(ins("LINK_WAIT", counter=1, value=1, chip=1)))
-        machines[0].wait_for(lambda: fabric.queues[0].state == "RUNNING", "running")
+        wait_begun(fabric.queues[0])
         fabric.queues[0].restart()
     for chip in (3, 2, 1):
         assert link_fault(wait_fault(fabric.queues[chip]))[0] == "REFUSED"
