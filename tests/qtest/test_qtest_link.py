@@ -175,8 +175,10 @@ def test_the_other_device_is_unplugged(start: Start) -> None:
     a.start(wait(1, 1))
     b.vtpu.qemu.qmp("device_del", id="tpu1")
     b.vtpu.cut_power()
+    assert a.link_fault() in (("REFUSED", 1), ("LOST", 1))  # it is reset, then gone
+    wait_for(lambda: a.vtpu.reg("LINK_ERR") == D["LINK_ERR_PEER_LOST"], "error", a.vtpu)
+    a.queue.push("RUN", a._load(wait(1, 1)))
     assert a.link_fault() == ("LOST", 1)
-    assert a.vtpu.reg("LINK_ERR") == D["LINK_ERR_PEER_LOST"]
 
 
 def test_the_other_device_is_reset(start: Start) -> None:
