@@ -517,6 +517,7 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             return outcome;
         }
         int step = choose(x);
+        atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
         if (step == STEP_NONE && waits_for_link(x)) {
             if (!vtpu_link_pause(x)) {
                 x->fault.pc = x->pc;
@@ -524,7 +525,6 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             }
             continue;
         }
-        atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
         if (x->watched) {
             watch(x, step);
             if (x->hung) {
