@@ -530,9 +530,10 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
     bool halt = false, ok = true;
 
     watch_if_wanted(x);
-    for (;;) {
-        if ((atomic_load_explicit(&x->core->attention, memory_order_relaxed) || x->hung) &&
-            !boundary(x, &outcome)) {
+    /* Whoever gets the machine makes a step, however soon others want it back. */
+    for (bool stepped = false;; stepped = true) {
+        bool attention = atomic_load_explicit(&x->core->attention, memory_order_relaxed);
+        if (((attention && stepped) || x->hung) && !boundary(x, &outcome)) {
             return outcome;
         }
         int step = choose(x);
