@@ -97,6 +97,18 @@ static void wait_for_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
     core->share.waiting = false;
 }
 
+/* Neither lock held. */
+static void set_paused(VtpuCore *core, bool paused)
+{
+    pthread_mutex_lock(&core->lock);
+    if (paused) {
+        vtpu_sched_pause(core);
+    } else {
+        vtpu_sched_go_on(core);
+    }
+    pthread_mutex_unlock(&core->lock);
+}
+
 /* Within an instruction it does not come to rest, and asks only for a stop. */
 static bool take(VtpuCore *core, bool within)
 {
@@ -111,6 +123,13 @@ static bool take(VtpuCore *core, bool within)
     count_time(chip, now);
     if (core->share.used < chip->clock) {
         core->share.used = chip->clock;
+    }
+    bool waits = chip->holder != NULL;
+    if (waits) {
+        /* What its command waits here is not its own time. */
+        pthread_mutex_unlock(&chip->lock);
+        set_paused(core, true);
+        pthread_mutex_lock(&chip->lock);
     }
     while (go_on && chip->holder != core) {
         if (!chip->holder) {
@@ -129,6 +148,9 @@ static bool take(VtpuCore *core, bool within)
         now = vtpu_now_ns();
     }
     pthread_mutex_unlock(&chip->lock);
+    if (waits) {
+        set_paused(core, false);
+    }
     core->share.held = go_on;
     core->share.waited += now - begin;
     return go_on;

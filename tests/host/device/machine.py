@@ -43,6 +43,7 @@ D = _defines()
 INJECTIONS = _injections()
 HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
 EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
+EVENTS += ("PREEMPTED", "RESUMED")
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -69,6 +70,7 @@ class _Ops(c.Structure):
         ("parked", c.c_void_p),
         ("hbm_cleared", _Cleared),
         ("hardware_error", _HardwareError),
+        ("link_write", c.c_void_p),
     )
 
 
@@ -85,6 +87,8 @@ class _Config(c.Structure):
         ("timing", c.c_char_p),
         ("timing_file", c.c_char_p),
         ("timing_trace", c.c_char_p),
+        ("fabric", c.c_void_p),
+        ("fabric_chip", c.c_uint),
     )
 
 
@@ -142,6 +146,8 @@ class Machine:
         timing: str | None = None,
         timing_file: Path | None = None,
         timing_trace: Path | None = None,
+        fabric: int | None = None,
+        fabric_chip: int = 0,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -176,6 +182,7 @@ class Machine:
             None,
             _Cleared(self._hbm_cleared),
             _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
+            None,
         )
         self._config = _Config(
             hbm=base,
@@ -188,6 +195,8 @@ class Machine:
             timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
+            fabric=fabric,
+            fabric_chip=fabric_chip,
         )
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(
@@ -327,6 +336,10 @@ class Machine:
         self._next_free = at + size
         assert self._next_free <= len(self.hbm) - (4 << 20)
         return at
+
+    def release(self) -> None:
+        """All that alloc() has given is free again."""
+        self._next_free = 1 << 20
 
     def put(self, offset: int, data: bytes) -> int:
         self.hbm[offset : offset + len(data)] = data
