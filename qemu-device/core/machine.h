@@ -74,7 +74,7 @@ void vtpu_pool_lend(VtpuPool *pool, const atomic_uint *stop);
 /* A machine's share. [chip's lock] but for what is marked */
 typedef struct VtpuShare {
     struct VtpuCore *next;
-    pthread_cond_t come; /* it is this machine's turn, or something else to look at */
+    pthread_cond_t come; /* its turn has */
     bool waiting;
     uint64_t used;   /* ns, at least the chip's clock as it began to wait */
     bool held;       /* [command] */
@@ -93,7 +93,6 @@ void vtpu_engines_release(struct VtpuCore *core); /* if held. [command] */
  * come, and waits for the next one if a command is running; false: stopped. [command]
  */
 bool vtpu_engines_boundary(struct VtpuCore *core);
-void vtpu_engines_kick(struct VtpuCore *core); /* looks at `attention` again */
 
 /* ---- mmu.c: translation ---- */
 
