@@ -37,7 +37,8 @@ static void vmem_write(const Sink *sink, uint64_t addr, uint64_t rows, uint64_t 
 static const uint32_t *list(VtpuExec *x, const Sink *sink, uint64_t addr, uint64_t words)
 {
     vmem_read(sink, addr, 1, words * 4, 0);
-    return (const uint32_t *)vtpu_vmem_read(x, addr, 1, words * 4, 0);
+    /* Of an instruction that did nothing the address was not checked. */
+    return words ? (const uint32_t *)vtpu_vmem_read(x, addr, 1, words * 4, 0) : NULL;
 }
 
 /* Units of a table that a list names, in its order; runs of neighbours as one piece. */

@@ -81,9 +81,11 @@ static void attention(VtpuExec *x, const struct vtpu_timing_params *p, const Vtp
                       VtpuCost *cost)
 {
     uint64_t rows = i->v[VTPU_V_ATTN_ROWS], keys = 0, imm = i->in->in.imm64;
-    const uint32_t *info = (const uint32_t *)vtpu_vmem_read(x, i->v[VTPU_V_ATTN_ROW_INFO], 1,
-                                                            rows * 8, 0);
+    const uint32_t *info = NULL;
 
+    if (rows) { /* else its address was not checked */
+        info = (const uint32_t *)vtpu_vmem_read(x, i->v[VTPU_V_ATTN_ROW_INFO], 1, rows * 8, 0);
+    }
     for (uint64_t r = 0; r < rows; r++) {
         keys += info[2 * r];
     }

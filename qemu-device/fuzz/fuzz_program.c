@@ -2,7 +2,7 @@
 /*
  * Programs: mostly legal instructions over memory that is worth it. Each input runs
  * twice, on the scalar path, which defines all results, and on another one that the
- * host has, perhaps with the timing model beside it: registers, faults, VMEM and all memory must come out the same.
+ * host has, perhaps with the timing model or the race checker beside it: registers, faults, VMEM and all memory must come out the same.
  *
  * Input: 16 bytes of choices, then instructions.
  */
@@ -287,11 +287,14 @@ static void keep(Rig *rig, Result *result)
     memcpy(result->system, rig->system, DATA_BYTES);
 }
 
-static void run_on(const char *isa, const char *timing, Input in, Result *result)
+static void run_on(const char *isa, const char *timing, bool check_races, Input in, Result *result)
 {
     uint8_t header[HEADER], code[(MOST_INSTRUCTIONS + 2) * VTPU_INSTR_BYTES], entry[64] = { 0 };
     Run run = { false, false };
-    Rig rig = { .before_instruction = before_instruction, .target = &run, .timing = timing };
+    Rig rig = {
+        .before_instruction = before_instruction, .target = &run, .timing = timing,
+        .check_races = check_races,
+    };
 
     input_bytes(&in, header, sizeof(header));
     size_t count = in.left / VTPU_INSTR_BYTES;
@@ -346,11 +349,15 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     if (size < HEADER + VTPU_INSTR_BYTES) {
         return -1;
     }
-    run_on("scalar", NULL, in, &scalar);
+    bool timed = data[3] & 1, raced = (data[3] & 6) == 6;
+
+    run_on("scalar", NULL, false, in, &scalar);
     const char *path = paths[data[0] % 3];
-    run_on(vtpu_kernels_get(path) ? path : NULL, data[3] & 1 ? "v5e" : NULL, in, &other);
-    RIG_REQUIRE(scalar.gave_up == other.gave_up);
-    if (!scalar.gave_up && !scalar.undefined) { /* work that was given up is done in part */
+    run_on(vtpu_kernels_get(path) ? path : NULL, timed ? "v5e" : NULL, raced, in, &other);
+    RIG_REQUIRE(raced || scalar.gave_up == other.gave_up);
+    /* A race is a fault of its own. */
+    bool found_race = other.cause == VTPU_FAULT_RACE_VMEM || other.cause == VTPU_FAULT_RACE_GLOBAL;
+    if (!scalar.gave_up && !scalar.undefined && !found_race) { /* work that was given up is done in part */
         compare(&scalar, &other);
     }
     return 0;

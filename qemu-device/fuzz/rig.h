@@ -33,6 +33,7 @@ typedef struct Rig Rig;
 struct Rig {
     VtpuCore *core;
     const char *timing; /* a model's name, or NULL; set before rig_open() */
+    bool check_races;   /* likewise */
     uint8_t *hbm;    /* RIG_HBM_BYTES between pages that nobody may touch */
     uint8_t *system; /* RIG_BUS_BYTES likewise */
     void *target;    /* the target's own */

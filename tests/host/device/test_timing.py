@@ -576,3 +576,17 @@ def test_the_chrome_trace(open_machine: Opener, tmp_path: Path) -> None:
         assert event["ts"] == pytest.approx(start / 500, abs=1e-4)
         assert event["dur"] == pytest.approx((record["end"] - record["start"]) / 500, abs=1e-4)
         assert event["tid"] == record["engine"]
+
+
+def test_what_did_nothing_has_no_footprint(open_machine: Opener) -> None:
+    """Attention over no rows looks at no address, and nor does who watches it."""
+    queue = _open(open_machine, check_races=True)
+    shape = {"heads": 1, "kv_heads": 1, "head_dim": 16, "block_size": 1, "max_blocks": 1}
+    nowhere = {"dst": 0, "q": 0, "k_cache": 0, "v_cache": 0, "row_info": hw.VMEM_BYTES + 64}
+    queue.run(
+        program(
+            ins(
+                "V_ATTN", **nowhere, **shape, rows=0, block_tables=0, num_slots=1, fmt="F32", aux=1.0
+            )
+        )
+    )
