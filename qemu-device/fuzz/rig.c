@@ -210,7 +210,7 @@ void rig_open(Rig *rig, const char *isa, uint64_t schedule_seed, uint64_t work)
     VtpuCoreConfig config = {
         .hbm = hbm, .hbm_bytes = RIG_HBM_BYTES, .isa_path = isa,
         .schedule_seed = schedule_seed, .stepped = true, .timing = rig->timing,
-        .check_races = rig->check_races,
+        .check_races = rig->check_races, .fabric = rig->fabric,
     };
     rig->core = vtpu_core_new(&config, &ops, rig, &error);
     RIG_REQUIRE(rig->core);

@@ -34,6 +34,7 @@ struct Rig {
     VtpuCore *core;
     const char *timing; /* a model's name, or NULL; set before rig_open() */
     bool check_races;   /* likewise */
+    VtpuFabric *fabric; /* likewise: the machine is its chip 0 */
     uint8_t *hbm;    /* RIG_HBM_BYTES between pages that nobody may touch */
     uint8_t *system; /* RIG_BUS_BYTES likewise */
     void *target;    /* the target's own */

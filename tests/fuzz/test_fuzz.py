@@ -18,7 +18,14 @@ from vtpu_guest.cache import build_lock
 
 pytestmark = pytest.mark.fuzz
 # Some ten seconds of a processor each.
-EXECUTIONS = {"mmio": 30_000, "ring": 30_000, "walk": 30_000, "program": 6_000}
+EXECUTIONS = {
+    "mmio": 20_000,
+    "ring": 20_000,
+    "walk": 20_000,
+    "program": 6_000,
+    "link": 20_000,
+    "qemu": 3_000,
+}
 Runs = dict[str, tuple[Path, "Future[list[Path]]"]]
 
 
@@ -27,7 +34,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
     """All targets at once, as many as there are processors."""
     folder = tmp_path_factory.mktemp("fuzz")
     with build_lock():
-        fuzzers = fuzz.build_core()
+        fuzzers = fuzz.build_all()
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         futures = {}
         for fuzzer in fuzzers:
@@ -38,7 +45,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
         yield futures
 
 
-@pytest.mark.parametrize("name", fuzz.TARGETS)
+@pytest.mark.parametrize("name", EXECUTIONS)
 def test_target_finds_nothing(runs: Runs, name: str) -> None:
     log, future = runs[name]
     found = future.result()
@@ -48,7 +55,8 @@ def test_target_finds_nothing(runs: Runs, name: str) -> None:
 
 
 def test_every_target_has_a_corpus() -> None:
-    for name in fuzz.TARGETS:
+    assert set(EXECUTIONS) == {*fuzz.TARGETS, fuzz.QEMU}
+    for name in EXECUTIONS:
         files = list((fuzz.CORPUS / name).iterdir())
         assert files, name
         assert sum(path.stat().st_size for path in files) < 200_000, name
