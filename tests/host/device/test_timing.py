@@ -389,6 +389,29 @@ def test_neither_order_nor_path_nor_threads_nor_history_change_a_byte(
         assert profiles(threads=threads) == wanted
 
 
+def test_being_set_aside_takes_no_modelled_time(open_machine: Opener) -> None:
+    """Two queues' programs take turns at random instructions: each profile is as if alone."""
+    chance = random.Random(9)
+    codes = [_code(_random_steps(chance, 80)) for _ in range(2)]
+    wanted = [run_profiled(_open(open_machine), code).raw for code in codes]
+    preemptions = 0
+    for seed in range(1, 7):
+        first = _open(open_machine, seed=seed)
+        machine = first.machine
+        queues, places = (first, Queue(machine, 1)), []
+        size = len(wanted[0])
+        for queue, code in zip(queues, codes, strict=True):
+            places.append(machine.alloc(size))
+            queue.push("RUN", with_profile(queue.run_payload(code), places[-1], size))
+        for queue in queues:
+            queue.ring_doorbell()
+        for queue in queues:
+            queue.wait(1)
+        preemptions += sum(queue.reg("PREEMPTIONS") for queue in queues)
+        assert [read_profile(machine, va).raw for va in places] == wanted, f"seed {seed}"
+    assert preemptions, "no program was ever set aside"
+
+
 def test_far_behind_the_machine_the_model_still_finds_its_way(open_machine: Opener) -> None:
     """A random order may leave one engine far behind: results are the same."""
     held = [_add(wait=(1, 400)), *[_load(signal=1)] * 400, *[_add()] * 40]
