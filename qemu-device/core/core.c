@@ -521,10 +521,12 @@ void vtpu_core_free(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
     if (!core->stepped) {
         pthread_join(core->thread, NULL);
-        stop_timer(core);
     }
     if (core->link.fabric) {
         vtpu_fabric_detach(core->link.fabric, core->link.chip);
+    }
+    if (!core->stepped) {
+        stop_timer(core);
     }
     destroy(core);
 }

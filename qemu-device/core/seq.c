@@ -510,12 +510,14 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
     bool halt = false, ok = true;
 
     watch_if_wanted(x);
-    for (;;) {
-        if ((atomic_load_explicit(&x->core->attention, memory_order_relaxed) || x->hung) &&
-            !boundary(x, &outcome)) {
+    /* Whoever gets the machine makes a step, however soon others want it back. */
+    for (bool stepped = false;; stepped = true) {
+        bool attention = atomic_load_explicit(&x->core->attention, memory_order_relaxed);
+        if (((attention && stepped) || x->hung) && !boundary(x, &outcome)) {
             return outcome;
         }
         int step = choose(x);
+        atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
         if (step == STEP_NONE && waits_for_link(x)) {
             if (!vtpu_link_pause(x)) {
                 x->fault.pc = x->pc;
@@ -523,7 +525,6 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             }
             continue;
         }
-        atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
         if (x->watched) {
             watch(x, step);
             if (x->hung) {
