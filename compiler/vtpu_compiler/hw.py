@@ -46,17 +46,22 @@ MATMUL_I8_MAX_K = 0x20000
 RING_ENTRY = 0x40
 RING_LOG2_MIN = 0x2
 RING_LOG2_MAX = 0xc
+QUEUE_SLICE_US = 0x7d0
 INSTR_BYTES = 0x40
 MAX_CODE_BYTES = 0x100000
 PAGE_BYTES = 0x1000
 HUGE_PAGE_BYTES = 0x200000
 VA_BITS = 0x30
+MAX_CHIPS = 0x10
+NUM_LINK_COUNTERS = 0x40
+LINK_PACKET = 0x1000
 QUEUE_STATE = {
     "DISABLED": 0,
     "READY": 1,
     "RUNNING": 2,
     "FAULTED": 3,
     "RESETTING": 4,
+    "PREEMPTED": 5,
 }
 FAULT = {
     "NONE": 0,
@@ -75,11 +80,29 @@ FAULT = {
     "BAD_PAGE_TABLE": 13,
     "BAD_CONTEXT": 14,
     "ECC": 15,
+    "WATCHDOG": 16,
+    "RACE_VMEM": 20,
+    "RACE_GLOBAL": 21,
+    "LINK": 24,
 }
 STALL = {
     "NONE": 0,
     "COUNTER": 1,
     "SYNC": 2,
+}
+LINK_REASON = {
+    "NONE": 0,
+    "DISABLED": 1,
+    "NO_CHIP": 2,
+    "LOST": 3,
+    "NO_ROUTE": 4,
+    "CRC": 5,
+    "REFUSED": 6,
+    "UNMAPPED": 7,
+    "PROTECTION": 8,
+    "BAD_PAGE_TABLE": 9,
+    "BAD_CONTEXT": 10,
+    "BUS": 11,
 }
 FMT = {
     "NONE": 0,
@@ -115,6 +138,7 @@ REGISTERS = {
     "TEST_IRQ": 0x0064,
     "TLB_INVALIDATE": 0x0068,
     "TLB_PENDING": 0x006c,
+    "SLICE_US": 0x0070,
     "STAT_PROGRAMS": 0x0080,
     "STAT_INSTRUCTIONS": 0x0088,
     "STAT_BUSY_NS": 0x0090,
@@ -134,7 +158,26 @@ REGISTERS = {
     "STAT_MODEL_FULL": 0x0158,
     "STAT_MODEL_SYNC": 0x0160,
     "STAT_MODEL_HBM_STALL": 0x0168,
+    "LINK_ID": 0x2000,
+    "LINK_SHAPE": 0x2004,
+    "LINK_NEIGHBOURS": 0x2008,
+    "LINK_STATUS": 0x200c,
+    "LINK_PEERS": 0x2010,
+    "LINK_CTRL": 0x2014,
+    "LINK_CONTEXT": 0x2018,
+    "LINK_ACCEPT": 0x201c,
+    "LINK_ERR": 0x2020,
+    "LINK_RX_REASON": 0x2024,
+    "LINK_RX_ADDR": 0x2028,
+    "LINK_RX_PACKETS": 0x2030,
+    "LINK_RX_BYTES": 0x2038,
+    "LINK_RX_REFUSED": 0x2040,
+    "STAT_MODEL_BUSY_LINK": 0x0170,
     "CTX_ROOT": 0x1000,
+    "LINK_TX_PACKETS": 0x2080,
+    "LINK_TX_BYTES": 0x20a0,
+    "LINK_CRC_ERRORS": 0x20c0,
+    "LINK_COUNTER": 0x2200,
     "Q_RING_BASE": 0x4000,
     "Q_FENCE_ADDR": 0x4008,
     "Q_RING_LOG2": 0x4010,
@@ -151,6 +194,13 @@ REGISTERS = {
     "Q_FAULT_PC": 0x4040,
     "Q_FAULT_ENTRY": 0x4044,
     "Q_DOORBELL": 0x4048,
+    "Q_PC": 0x404c,
+    "Q_WATCHDOG_US": 0x4050,
+    "Q_PREEMPTIONS": 0x4054,
+    "Q_COMMAND_NS": 0x4058,
+    "Q_BUSY_NS": 0x4060,
+    "Q_INSTRUCTIONS": 0x4068,
+    "Q_FAULT_OTHER_PC": 0x4070,
 }
 TILE_ROWS = 16
 TILE_COLS = {
@@ -565,6 +615,54 @@ OPS = {
         0x47,
         "VPU",
         (("dst", "v4"), ("logits", "v"), ("params", "v4"), ("rows", "n"), ("vocab", "n"), ("logits_stride", "stride")),
+        {},
+        {},
+        (),
+        False,
+        "",
+        {},
+    ),
+    "LINK_WAIT": OpInfo(
+        "LINK_WAIT",
+        0x18,
+        "SEQ",
+        (("counter", "val"), ("value", "val"), ("chip", "val")),
+        {},
+        {},
+        (),
+        False,
+        "",
+        {},
+    ),
+    "LINK_LD": OpInfo(
+        "LINK_LD",
+        0x19,
+        "SEQ",
+        (("rd", "rd"), ("counter", "val")),
+        {},
+        {},
+        (),
+        False,
+        "",
+        {},
+    ),
+    "REMOTE_STORE": OpInfo(
+        "REMOTE_STORE",
+        0x60,
+        "LINK",
+        (("chip", "val"), ("dst", "g"), ("src", "g"), ("rows", "n"), ("row_bytes", "n"), ("dst_stride", "stride"), ("src_stride", "stride"), ("counter", "val")),
+        {},
+        {"VMEM": 0, "GLOBAL": 1},
+        (),
+        False,
+        "",
+        {},
+    ),
+    "REMOTE_SIGNAL": OpInfo(
+        "REMOTE_SIGNAL",
+        0x61,
+        "LINK",
+        (("chip", "val"), ("counter", "val"), ("add", "val")),
         {},
         {},
         (),

@@ -80,8 +80,9 @@ static void give_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
 }
 
 /*
- * Sleeps until something may have changed. Once the holder's slice is over it
- * is asked to come to a boundary, and again after every further slice.
+ * Sleeps until the turn comes, and no longer than a slice: there may be something
+ * else to look at. Once the holder's slice is over it is asked to come to a
+ * boundary, and again after every further slice.
  */
 static void wait_for_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
 {
@@ -95,6 +96,18 @@ static void wait_for_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
     core->share.waiting = true;
     pthread_cond_timedwait(&core->share.come, &chip->lock, &t);
     core->share.waiting = false;
+}
+
+/* Neither lock held. */
+static void set_paused(VtpuCore *core, bool paused)
+{
+    pthread_mutex_lock(&core->lock);
+    if (paused) {
+        vtpu_sched_pause(core);
+    } else {
+        vtpu_sched_go_on(core);
+    }
+    pthread_mutex_unlock(&core->lock);
 }
 
 /* Within an instruction it does not come to rest, and asks only for a stop. */
@@ -112,6 +125,13 @@ static bool take(VtpuCore *core, bool within)
     if (core->share.used < chip->clock) {
         core->share.used = chip->clock;
     }
+    bool waits = chip->holder != NULL;
+    if (waits) {
+        /* What its command waits here is not its own time. */
+        pthread_mutex_unlock(&chip->lock);
+        set_paused(core, true);
+        pthread_mutex_lock(&chip->lock);
+    }
     while (go_on && chip->holder != core) {
         if (!chip->holder) {
             give_turn(chip, core, now);
@@ -128,8 +148,12 @@ static bool take(VtpuCore *core, bool within)
         }
         now = vtpu_now_ns();
     }
+    /* Its turn may have come as it was stopped: that ends like any other. */
+    core->share.held = chip->holder == core;
     pthread_mutex_unlock(&chip->lock);
-    core->share.held = go_on;
+    if (waits) {
+        set_paused(core, false);
+    }
     core->share.waited += now - begin;
     return go_on;
 }
@@ -181,13 +205,6 @@ bool vtpu_engines_boundary(VtpuCore *core)
         return core->running < 0 || vtpu_engines_take(core);
     }
     return true;
-}
-
-void vtpu_engines_kick(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->chip->lock);
-    pthread_cond_signal(&core->share.come);
-    pthread_mutex_unlock(&core->chip->lock);
 }
 
 void vtpu_chip_join(VtpuChip *chip, VtpuCore *core)

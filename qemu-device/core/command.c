@@ -51,6 +51,7 @@ void vtpu_command_drop(VtpuExec *x)
     vtpu_vmem_give_back(x->core, x->vmem);
     x->program = NULL;
     x->vmem = NULL;
+    atomic_store_explicit(&x->last_pc, VTPU_PC_NONE, memory_order_relaxed);
 }
 
 static bool check_profile(const VtpuExec *x, const uint8_t *entry)
@@ -97,7 +98,8 @@ static bool begin_program(VtpuExec *x)
     }
     x->pc = start;
     vtpu_seq_start(x);
-    return vtpu_inject_hang(x);
+    vtpu_inject_hang(x);
+    return true;
 }
 
 static VtpuOutcome run(VtpuExec *x)
@@ -111,12 +113,16 @@ static VtpuOutcome run(VtpuExec *x)
             outcome = VTPU_OUTCOME_FAILED;
         }
     }
+    if (outcome == VTPU_OUTCOME_PREEMPTED) {
+        return outcome;
+    }
     if (outcome == VTPU_OUTCOME_DONE) {
         vtpu_stat_add(&core->stat_programs, 1);
     }
     pthread_mutex_lock(&core->lock);
     vtpu_command_drop(x);
     pthread_mutex_unlock(&core->lock);
+    vtpu_vmem_trim(core);
     return outcome;
 }
 

@@ -37,12 +37,23 @@ void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64
 void vtpu_core_kick(VtpuCore *core)
 {
     pthread_cond_signal(&core->wake);
-    vtpu_engines_kick(core);
+}
+
+void vtpu_core_wait_attention(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    while (!atomic_load(&core->attention)) {
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
+    pthread_mutex_unlock(&core->lock);
 }
 
 /* Lock held; nothing runs in the context, or it is the command thread that asks. */
 static void apply_context(VtpuCore *core, unsigned context)
 {
+    if (vtpu_link_uses(core, context)) {
+        return; /* vtpu_core_received() comes back to it */
+    }
     core->context_changed &= ~(1ull << context);
     vtpu_tlb_flush(&core->tlb[context]);
     if (core->root[context] != core->ctx_root[context]) {
@@ -54,8 +65,8 @@ static void apply_context(VtpuCore *core, unsigned context)
 /* Lock held; the command thread, or anyone while it is idle. */
 static void apply_contexts(VtpuCore *core)
 {
-    while (core->context_changed) {
-        apply_context(core, (unsigned)__builtin_ctzll(core->context_changed));
+    for (uint64_t left = core->context_changed; left; left &= left - 1) {
+        apply_context(core, (unsigned)__builtin_ctzll(left));
     }
 }
 
@@ -63,6 +74,7 @@ static void apply_contexts(VtpuCore *core)
 static void finish_reset(VtpuCore *core)
 {
     vtpu_queue_clear_all(core);
+    vtpu_sched_reset(core);
     memset(core->ctx_root, 0, sizeof(core->ctx_root));
     core->context_changed = UINT64_MAX;
     apply_contexts(core);
@@ -71,6 +83,7 @@ static void finish_reset(VtpuCore *core)
     core->irqs = 0;
     core->enabled = false;
     vtpu_inject_reset(core);
+    vtpu_link_reset(core);
     atomic_store(&core->stat_programs, 0);
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         atomic_store(&core->stat_engine[e], 0);
@@ -92,7 +105,9 @@ void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
     core->asleep = false;
-    if (!core->busy && !core->clear && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
+    vtpu_link_stop(core);
+    if (!core->busy && !core->link.receiving && !core->clear &&
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         finish_reset(core);
         return;
     }
@@ -116,23 +131,38 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
     vtpu_core_kick(core); /* it may be in a pause */
 }
 
-static bool is_exiting(VtpuCore *core)
+void vtpu_core_received(VtpuCore *core)
+{
+    if (core->context_changed >> core->link.context & 1) {
+        vtpu_core_context_changed(core, core->link.context);
+    }
+    if (core->resetting) {
+        atomic_store(&core->attention, 1); /* it can end now */
+        vtpu_core_kick(core);
+    }
+    pthread_cond_broadcast(&core->changed);
+    pthread_cond_broadcast(&core->wake); /* rest() */
+}
+
+/* Whether who waits for the machine does not want to wait for all of HBM. */
+static bool is_wanted_elsewhere(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    bool exiting = core->exiting;
+    bool wanted = core->exiting || core->park;
     pthread_mutex_unlock(&core->lock);
-    return exiting;
+    return wanted;
 }
 
 /*
- * HBM to zero. What is zero is only read, so that memory which nobody touched
- * costs the host nothing.
+ * HBM to zero; false: not all of it. What is zero is only read, so that memory
+ * which nobody touched costs the host nothing.
  */
-static void clear_hbm(VtpuCore *core)
+static bool clear_hbm(VtpuCore *core)
 {
     VtpuExec *x = &core->exec[0]; /* none is in progress */
+    uint64_t at = 0;
 
-    for (uint64_t at = 0; at < core->hbm_bytes && !is_exiting(core); at += CLEAR_STEP) {
+    for (; at < core->hbm_bytes && !is_wanted_elsewhere(core); at += CLEAR_STEP) {
         uint8_t *part = core->hbm + at;
 
         if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
@@ -141,20 +171,26 @@ static void clear_hbm(VtpuCore *core)
         }
     }
     vtpu_dirty_flush(x);
+    return at == core->hbm_bytes;
 }
 
-/* Lock held, in a reset. */
-static void clear_if_wanted(VtpuCore *core)
+/* Lock held, in a reset; false: to be called again. */
+static bool clear_if_asked(VtpuCore *core)
 {
-    while (core->clear && !core->exiting) {
+    while (core->clear) {
         core->clear = false;
         pthread_mutex_unlock(&core->lock);
-        clear_hbm(core);
-        if (core->ops.hbm_cleared) {
+        bool whole = clear_hbm(core);
+        if (whole && core->ops.hbm_cleared) {
             core->ops.hbm_cleared(core->opaque);
         }
         pthread_mutex_lock(&core->lock);
+        if (!whole) {
+            core->clear = true;
+            return false;
+        }
     }
+    return true;
 }
 
 static bool stands_still(const VtpuCore *core)
@@ -166,9 +202,14 @@ static bool stands_still(const VtpuCore *core)
 /* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
+    bool rests = stands_still(core);
+
+    if (rests) {
+        vtpu_sched_pause(core);
+    }
     while (stands_still(core)) {
         vtpu_engines_release(core);
-        if (!core->park || core->parked) {
+        if (!core->park || core->parked || core->link.receiving) {
             pthread_cond_wait(&core->wake, &core->lock);
             continue;
         }
@@ -181,6 +222,9 @@ static void rest(VtpuCore *core)
         }
     }
     core->parked = false;
+    if (rests) {
+        vtpu_sched_go_on(core);
+    }
 }
 
 bool vtpu_core_boundary(VtpuCore *core)
@@ -192,9 +236,8 @@ bool vtpu_core_boundary(VtpuCore *core)
     apply_contexts(core);
     rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
-    if (core->resetting && core->running < 0 &&
-        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
-        clear_if_wanted(core);
+    if (core->resetting && core->running < 0 && !core->link.receiving &&
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK) && clear_if_asked(core)) {
         finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -231,6 +274,9 @@ void vtpu_core_sleep(VtpuCore *core, bool asleep)
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
+    if (core->link.fabric) {
+        vtpu_fabric_wake(core->link.fabric); /* packets may wait for it */
+    }
 }
 
 /* Lock held. */
@@ -252,10 +298,12 @@ void vtpu_core_wait_awake(VtpuCore *core)
     bool held = core->share.held;
 
     pthread_mutex_lock(&core->lock);
+    vtpu_sched_pause(core);
     while (must_wait(core)) {
         vtpu_engines_release(core);
         pthread_cond_wait(&core->wake, &core->lock);
     }
+    vtpu_sched_go_on(core);
     pthread_mutex_unlock(&core->lock);
     if (held) {
         vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
@@ -297,7 +345,7 @@ void vtpu_core_quiesce(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
     park(core);
-    while (!core->parked && !core->stepped) {
+    while (core->stepped ? core->link.receiving : !core->parked) {
         pthread_cond_wait(&core->changed, &core->lock);
     }
     pthread_mutex_unlock(&core->lock);
@@ -309,6 +357,9 @@ void vtpu_core_resume(VtpuCore *core)
     core->park = core->parked = false; /* who parks it again is to be told again */
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
+    if (core->link.fabric) {
+        vtpu_fabric_wake(core->link.fabric); /* packets may wait for it */
+    }
 }
 
 const char *vtpu_core_isa_path(const VtpuCore *core)
@@ -331,29 +382,46 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     if (config->timing_trace && !config->timing && !config->timing_file) {
         return "timing-trace needs a timing model: timing or timing-file";
     }
-    return NULL;
+    return config->fabric ? vtpu_fabric_check(config->fabric, config->fabric_chip) : NULL;
 }
 
-static bool start_thread(VtpuCore *core)
+static void stop_timer(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    core->exiting = true;
+    pthread_cond_signal(&core->timer);
+    pthread_mutex_unlock(&core->lock);
+    pthread_join(core->timer_thread, NULL);
+}
+
+static bool start_threads(VtpuCore *core)
 {
     sigset_t all, old;
 
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
-    bool ok = pthread_create(&core->thread, NULL, vtpu_command_thread, core) == 0;
+    bool ok = pthread_create(&core->timer_thread, NULL, vtpu_timer_thread, core) == 0;
+    if (ok && pthread_create(&core->thread, NULL, vtpu_command_thread, core)) {
+        stop_timer(core);
+        ok = false;
+    }
     pthread_sigmask(SIG_SETMASK, &old, NULL);
     if (ok) {
         pthread_setname_np(core->thread, "vtpu-command");
+        pthread_setname_np(core->timer_thread, "vtpu-timer");
     }
     return ok;
 }
 
-/* Everything but the thread. */
+/* Everything but the threads. */
 static void destroy(VtpuCore *core)
 {
     vtpu_chip_leave(core);
     vtpu_chip_free(core->own_chip);
     vtpu_timing_trace_close(core);
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        vtpu_races_free(core->exec[q].races);
+    }
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
         free(core->buffer[i].data);
     }
@@ -362,6 +430,8 @@ static void destroy(VtpuCore *core)
     }
     vtpu_program_free_all(core);
     vtpu_vmem_free_all(core);
+    vtpu_link_destroy(core);
+    pthread_cond_destroy(&core->timer);
     pthread_cond_destroy(&core->share.come);
     pthread_cond_destroy(&core->changed);
     pthread_cond_destroy(&core->wake);
@@ -402,6 +472,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->stepped = config->stepped;
     core->schedule_seed = config->schedule_seed;
+    core->check_races = config->check_races;
     core->timed = timed;
     core->timing = timing;
     core->running = -1;
@@ -412,11 +483,14 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     }
     core->time_base = vtpu_now_ns();
     vtpu_inject_init(core);
+    vtpu_link_init(core, config->fabric, config->fabric_chip);
     vtpu_queue_clear_all(core);
+    vtpu_sched_reset(core);
     pthread_mutex_init(&core->lock, NULL);
     pthread_condattr_init(&monotonic);
     pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
     pthread_cond_init(&core->wake, &monotonic);
+    pthread_cond_init(&core->timer, &monotonic);
     pthread_cond_init(&core->changed, NULL);
     pthread_cond_init(&core->share.come, &monotonic);
     pthread_condattr_destroy(&monotonic);
@@ -425,9 +499,15 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         destroy(core);
         return NULL;
     }
-    if (!core->stepped && !start_thread(core)) {
+    if (!core->stepped && !start_threads(core)) {
         destroy(core);
-        *error = "cannot start a thread";
+        *error = "cannot start threads";
+        return NULL;
+    }
+    if (config->fabric && !vtpu_fabric_attach(config->fabric, config->fabric_chip, core)) {
+        core->link.fabric = NULL;
+        vtpu_core_free(core);
+        *error = vtpu_fabric_check(config->fabric, config->fabric_chip);
         return NULL;
     }
     return core;
@@ -440,12 +520,19 @@ void vtpu_core_free(VtpuCore *core)
     }
     pthread_mutex_lock(&core->lock);
     core->exiting = true;
+    pthread_cond_broadcast(&core->link.received); /* whoever brings a packet is refused */
     atomic_store(&core->stop, 1);
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
     if (!core->stepped) {
         pthread_join(core->thread, NULL);
+    }
+    if (core->link.fabric) {
+        vtpu_fabric_detach(core->link.fabric, core->link.chip);
+    }
+    if (!core->stepped) {
+        stop_timer(core);
     }
     destroy(core);
 }

@@ -144,11 +144,11 @@ uint32_t vtpu_inject_ecc(VtpuCore *core)
 }
 
 /*
- * Stays between two instructions until `until`, or while `what` is armed if
+ * Stays at the end of an instruction until `until`, or while HBM is slow if
  * that is shorter, and meanwhile serves what callers ask and leaves the engines
  * to others; false: stopped.
  */
-static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
+static bool pause_here(VtpuExec *x, uint64_t until)
 {
     VtpuCore *core = x->core;
     struct timespec end = { (time_t)(until / 1000000000u), (long)(until % 1000000000u) };
@@ -158,7 +158,9 @@ static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
         if (!vtpu_core_boundary(core)) {
             return false;
         }
-        if (vtpu_now_ns() >= until || (what < VTPU_NUM_INJECTIONS && !vtpu_injecting(core, what))) {
+        if (vtpu_now_ns() >= until || !vtpu_injecting(core, VTPU_INJECT_HBM_SLOW)) {
+            /* Another queue's turn may have come, which was no matter here. */
+            atomic_store(&core->attention, 1);
             return vtpu_engines_take(core);
         }
         pthread_mutex_lock(&core->lock);
@@ -169,19 +171,17 @@ static bool pause_here(VtpuExec *x, uint64_t until, VtpuInjection what)
     }
 }
 
-bool vtpu_inject_hang(VtpuExec *x)
+void vtpu_inject_hang(VtpuExec *x)
 {
-    bool hangs = use(x->core, VTPU_INJECT_HANG, 1);
-
-    return !hangs || pause_here(x, UINT64_MAX, VTPU_NUM_INJECTIONS);
+    x->hung = use(x->core, VTPU_INJECT_HANG, 1) != 0;
 }
 
-bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
+void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
 {
     VtpuCore *core = x->core;
 
     if (!vtpu_injecting(core, VTPU_INJECT_HANG_PC)) {
-        return true;
+        return;
     }
     pthread_mutex_lock(&core->lock);
     bool hangs = core->inject[VTPU_INJECT_HANG_PC] == pc;
@@ -189,11 +189,10 @@ bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc)
         set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
     }
     pthread_mutex_unlock(&core->lock);
-    if (!hangs) {
-        return true;
+    if (hangs) {
+        x->hung = true;
+        vtpu_core_trace(core, VTPU_EVENT_INJECTED, x->queue, VTPU_INJECT_HANG_PC, pc);
     }
-    vtpu_core_trace(core, VTPU_EVENT_INJECTED, x->queue, VTPU_INJECT_HANG_PC, pc);
-    return pause_here(x, UINT64_MAX, VTPU_NUM_INJECTIONS);
 }
 
 uint64_t vtpu_inject_slow_begin(const VtpuCore *core)
@@ -208,5 +207,5 @@ bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin)
     }
     uint64_t now = vtpu_now_ns(), took = now - x->core->share.waited - begin;
     uint64_t factor = vtpu_core_injected(x->core, VTPU_INJECT_HBM_SLOW);
-    return pause_here(x, now + took * (factor - 1), VTPU_INJECT_HBM_SLOW);
+    return pause_here(x, now + took * (factor - 1));
 }

@@ -23,6 +23,8 @@
 
 #include "footprint.h"
 #include "kernels.h"
+#include "link.h"
+#include "races.h"
 #include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
@@ -42,6 +44,7 @@ typedef struct VtpuFault {
     uint32_t access;
     uint64_t addr;
     uint32_t pc;
+    uint32_t other_pc; /* RACE_*: of the other instruction */
 } VtpuFault;
 
 /* ---- pool.c: compute threads ---- */
@@ -71,7 +74,7 @@ void vtpu_pool_lend(VtpuPool *pool, const atomic_uint *stop);
 /* A machine's share. [chip's lock] but for what is marked */
 typedef struct VtpuShare {
     struct VtpuCore *next;
-    pthread_cond_t come; /* it is this machine's turn, or something else to look at */
+    pthread_cond_t come; /* its turn has */
     bool waiting;
     uint64_t used;   /* ns, at least the chip's clock as it began to wait */
     bool held;       /* [command] */
@@ -90,7 +93,6 @@ void vtpu_engines_release(struct VtpuCore *core); /* if held. [command] */
  * come, and waits for the next one if a command is running; false: stopped. [command]
  */
 bool vtpu_engines_boundary(struct VtpuCore *core);
-void vtpu_engines_kick(struct VtpuCore *core); /* looks at `attention` again */
 
 /* ---- mmu.c: translation ---- */
 
@@ -148,7 +150,7 @@ typedef struct VtpuVmem {
 /* ---- seq.c, engine_*.c: one command ---- */
 
 #define VTPU_ENGINE_DEPTH 16
-#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_HBM_STALL - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
+#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_BUSY_LINK - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
 
 typedef struct VtpuIssued {
     const VtpuDecoded *in; /* the program's, at pc */
@@ -194,12 +196,22 @@ typedef struct VtpuExec {
     unsigned pending; /* instructions in all engine queues */
     uint64_t order;
     uint64_t random;
+    bool hung; /* by injection: goes no further */
+
+    uint64_t ran_ns; /* executed so far; [lock], as all of the next three */
+    uint64_t busy_ns; /* since ENABLE, like the rest */
+    uint32_t preemptions;
+    _Atomic uint64_t instructions;
+    VtpuLinkSend send;
+    uint32_t generation[VTPU_MAX_CHIPS]; /* of the chips' links when the program began */
 
     /* No state: found again whenever it runs. */
     bool watched; /* look at each instruction before it is executed */
     bool traced;
     _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
-    bool observed; /* tell the timing model of each instruction */
+    uint32_t link_events; /* VtpuLink.events when it was last looked at */
+    bool observed; /* tell the timing model or the race checker of each instruction */
+    VtpuRaces *races; /* or NULL; a program that is resumed elsewhere goes on unchecked */
 
     VtpuTiming timing; /* state of a RUN where there is a timing model */
 } VtpuExec;
@@ -208,6 +220,7 @@ typedef struct VtpuExec {
 typedef enum VtpuOutcome {
     VTPU_OUTCOME_FAILED, /* with a fault, or stopped */
     VTPU_OUTCOME_HELD,   /* a WAIT that is not satisfied yet */
+    VTPU_OUTCOME_PREEMPTED, /* a RUN that another queue's command interrupts */
     VTPU_OUTCOME_DONE,
 } VtpuOutcome;
 
@@ -216,7 +229,7 @@ typedef enum VtpuOutcome {
 typedef struct VtpuQueue {
     /* configuration, [lock] */
     uint64_t ring_base, fence_addr;
-    uint32_t ring_log2, context, vector, priority;
+    uint32_t ring_log2, context, vector, priority, watchdog_us;
     /* state, [lock] */
     uint32_t state; /* VTPU_QUEUE_STATE_* */
     uint32_t head, tail;
@@ -225,7 +238,23 @@ typedef struct VtpuQueue {
     uint32_t fault_entry;
     bool holding;       /* a WAIT has not been satisfied; poll at poll_ns */
     uint64_t poll_ns, poll_interval;
+    uint64_t vtime;     /* sched.c: what the queue has had of the machine */
 } VtpuQueue;
+
+/* [lock] */
+typedef struct VtpuSched {
+    uint32_t slice_us;
+    uint64_t vtime;      /* that of the queue served last: where one that wakes begins */
+    uint64_t begin;      /* of the running command's present stretch */
+    unsigned paused;     /* it waits for something else than a queue */
+    uint64_t slice_end;
+    uint64_t watchdog;   /* when the running command is over its limit; UINT64_MAX never */
+    bool expired;        /* it is */
+    uint64_t alarm;      /* when the timer thread is to act; UINT64_MAX never */
+    uint64_t asleep_until; /* when it wakes by itself */
+    uint64_t steps;      /* a stepped machine's clock */
+    int next;            /* for whom the last program was set aside, -1 nobody */
+} VtpuSched;
 
 struct VtpuCore {
     VtpuCoreOps ops;
@@ -240,13 +269,15 @@ struct VtpuCore {
     unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
+    bool check_races;
     bool timed; /* programs are timed on the chip that is described by: */
     struct vtpu_timing_params timing;
 
     pthread_mutex_t lock;
     pthread_cond_t wake;    /* the command thread has something to look at */
     pthread_cond_t changed; /* parked, reset or left */
-    pthread_t thread;
+    pthread_cond_t timer;   /* the timer thread has to sleep less */
+    pthread_t thread, timer_thread;
     VtpuPool *pool;
 
     /* Read by the command thread without the lock; written with it. */
@@ -259,6 +290,7 @@ struct VtpuCore {
     bool clear; /* HBM, before the reset ends */
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
+    VtpuSched sched;
     uint32_t reset_count, scratch, err_queues;
     uint64_t irqs;             /* TEST_IRQ vectors to raise */
     uint64_t context_changed;  /* bit c: flush context c and take its root */
@@ -266,6 +298,7 @@ struct VtpuCore {
     uint64_t time_base;
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
+    VtpuLink link;
     VtpuVmem vmem[VTPU_NUM_QUEUES]; /* allocated as programs are in progress at once */
     uint64_t inject[VTPU_NUM_INJECTIONS];
 
@@ -299,8 +332,11 @@ void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64
 bool vtpu_core_boundary(VtpuCore *core);
 /* Makes the command thread look again; lock held. */
 void vtpu_core_kick(VtpuCore *core);
+/* Sleeps until somebody asks for attention. [command] */
+void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
+void vtpu_core_received(VtpuCore *core); /* lock held: a packet has just been written */
 
 /* inject.c. What returns a bool: false: stopped, as with a fault that is none. [command] */
 void vtpu_inject_init(VtpuCore *core);
@@ -314,11 +350,39 @@ void vtpu_raise_irq(VtpuCore *core, unsigned vector);
 uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
 bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fails */
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
-bool vtpu_inject_hang(VtpuExec *x);
-bool vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
+/* These two set x->hung. */
+void vtpu_inject_hang(VtpuExec *x);
+void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
 /* Around what moves data: begin is the time, or 0 when HBM is not slow. */
 uint64_t vtpu_inject_slow_begin(const VtpuCore *core);
 bool vtpu_inject_slow_end(VtpuExec *x, uint64_t begin);
+
+/* sched.c; lock held where nothing else is said */
+void vtpu_sched_reset(VtpuCore *core);
+bool vtpu_sched_has_work(const VtpuCore *core, unsigned q, uint64_t now);
+/* The queue to serve, or -1. */
+int vtpu_sched_pick(VtpuCore *core);
+/* Queue q has work after a time without. */
+void vtpu_sched_wake(VtpuCore *core, unsigned q);
+/* Around each stretch of the running command. [command] */
+void vtpu_sched_begin(VtpuCore *core);
+void vtpu_sched_end(VtpuCore *core);
+/* Around a wait that is not the running command's time, if one runs; they nest. [command] */
+void vtpu_sched_pause(VtpuCore *core);
+void vtpu_sched_go_on(VtpuCore *core);
+/* It is done: from here it cannot be over its limit. */
+void vtpu_sched_done(VtpuCore *core);
+/* What the choice depends on has changed: looks when it is due. */
+void vtpu_sched_changed(VtpuCore *core);
+/* COMMAND_NS and BUSY_NS, the present stretch included. */
+uint64_t vtpu_sched_command_ns(VtpuCore *core, unsigned q);
+uint64_t vtpu_sched_busy_ns(VtpuCore *core, unsigned q);
+/*
+ * Whether the running program is to be set aside now, because another queue's
+ * turn has come, or at random for a test. Lock not held. [command]
+ */
+bool vtpu_sched_yields(VtpuExec *x, bool at_random);
+void *vtpu_timer_thread(void *core);
 
 /* queue.c; lock held for the first four; false: the guest may not do that now */
 bool vtpu_queue_enable(VtpuCore *core, unsigned q);
@@ -344,6 +408,10 @@ bool vtpu_vmem_init(VtpuCore *core); /* false: out of memory */
 void vtpu_vmem_free_all(VtpuCore *core);
 /* What the context's last program left, or zeros. NULL: all are taken. [command] */
 VtpuVmem *vtpu_vmem_take(VtpuCore *core, unsigned context);
+/* Whether one more program can have an image; makes one if need be. [command] */
+bool vtpu_vmem_spare(VtpuCore *core);
+/* Returns the memory of images that have become too many to the host. [command] */
+void vtpu_vmem_trim(VtpuCore *core);
 void vtpu_vmem_give_back(VtpuCore *core, VtpuVmem *vmem); /* lock held; NULL: does nothing */
 /* The context's number may get a new owner, who is not to see what is left; lock held. */
 void vtpu_vmem_disown(VtpuCore *core, unsigned context);
@@ -358,6 +426,15 @@ bool vtpu_dma_execute(VtpuExec *x, const VtpuIssued *i);
 bool vtpu_mxu_execute(VtpuExec *x, const VtpuIssued *i);
 bool vtpu_vpu_execute(VtpuExec *x, const VtpuIssued *i);
 bool vtpu_attn_execute(VtpuExec *x, const VtpuIssued *i);
+/* Unlike the others it takes many steps, each of which is to find it ready. */
+bool vtpu_link_step(VtpuExec *x, const VtpuIssued *i, bool *done);
+bool vtpu_link_ready(VtpuExec *x);
+/* LINK_WAIT and LINK_LD. *over: the wait has ended; wait_over: it is worth a look. */
+bool vtpu_link_wait(VtpuExec *x, const uint64_t v[8], bool *over);
+bool vtpu_link_wait_over(const VtpuExec *x, const uint64_t v[8]);
+bool vtpu_link_counter(VtpuExec *x, uint64_t counter, uint64_t *value);
+/* Sleeps until something may have changed of what the two wait for; false: stopped. */
+bool vtpu_link_pause(VtpuExec *x);
 
 /* exec.c: what commands and engines share */
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */
@@ -383,6 +460,9 @@ static inline void vtpu_stat_add(_Atomic uint64_t *stat, uint64_t n)
 /* mmu.c */
 /* The first 1..len bytes at va that lie together. */
 bool vtpu_mmu_span(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access, VtpuSpan *span);
+/* By a root and without the TLB, up to the page's end; any thread. Returns the cause. */
+uint32_t vtpu_mmu_translate(const VtpuCore *core, uint64_t root, uint64_t va, uint32_t access,
+                            VtpuSpan *span);
 /* The whole range as one piece of HBM, or NULL, without a fault. */
 uint8_t *vtpu_mmu_direct(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access);
 /* The range in place when it is one piece of HBM, else a copy in `buffer`. */

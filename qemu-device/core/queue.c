@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The command processor: queues, their order, completion and faults. One ring
- * command at a time: the highest priority first, equals in turn.
+ * The command processor: queues, completion and faults. One ring command is at
+ * work at a time; sched.c says which, and may have a program set aside.
  */
 #include <string.h>
 #include <time.h>
@@ -17,8 +17,14 @@ static uint32_t ring_entries(const VtpuQueue *queue)
     return 1u << queue->ring_log2;
 }
 
-static void clear_state(VtpuQueue *queue)
+static void clear_state(VtpuCore *core, unsigned q)
 {
+    VtpuQueue *queue = &core->queue[q];
+    VtpuExec *x = &core->exec[q];
+
+    vtpu_command_drop(x);
+    x->ran_ns = x->busy_ns = x->preemptions = 0;
+    atomic_store(&x->instructions, 0);
     queue->state = VTPU_QUEUE_STATE_DISABLED;
     queue->head = queue->tail = 0;
     queue->bad_doorbell = queue->holding = false;
@@ -30,7 +36,7 @@ void vtpu_queue_clear_all(VtpuCore *core)
 {
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
         core->queue[q] = (VtpuQueue) { .ring_log2 = VTPU_RING_LOG2_MIN };
-        clear_state(&core->queue[q]);
+        clear_state(core, q);
     }
 }
 
@@ -44,6 +50,7 @@ static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uin
     queue->state = VTPU_QUEUE_STATE_FAULTED;
     queue->holding = false;
     core->err_queues |= 1u << q;
+    vtpu_link_queue_died(core, queue->context);
 }
 
 bool vtpu_queue_enable(VtpuCore *core, unsigned q)
@@ -53,7 +60,7 @@ bool vtpu_queue_enable(VtpuCore *core, unsigned q)
     if (queue->state != VTPU_QUEUE_STATE_DISABLED) {
         return false;
     }
-    clear_state(queue);
+    clear_state(core, q);
     queue->state = VTPU_QUEUE_STATE_READY;
     if (queue->ring_log2 < VTPU_RING_LOG2_MIN || queue->ring_log2 > VTPU_RING_LOG2_MAX ||
         queue->ring_base % VTPU_RING_ENTRY || queue->fence_addr % 8 ||
@@ -73,11 +80,15 @@ void vtpu_queue_reset(VtpuCore *core, unsigned q)
 
     if (core->running == (int)q) {
         queue->state = VTPU_QUEUE_STATE_RESETTING;
+        vtpu_link_queue_died(core, queue->context);
         atomic_store(&core->stop, 1);
         atomic_store(&core->attention, 1);
         vtpu_core_kick(core);
     } else {
-        clear_state(queue);
+        if (queue->state == VTPU_QUEUE_STATE_PREEMPTED) {
+            vtpu_link_queue_died(core, queue->context);
+        }
+        clear_state(core, q);
     }
 }
 
@@ -85,7 +96,10 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail)
 {
     VtpuQueue *queue = &core->queue[q];
 
-    if (queue->state != VTPU_QUEUE_STATE_READY && queue->state != VTPU_QUEUE_STATE_RUNNING) {
+    bool idle = queue->state == VTPU_QUEUE_STATE_READY && queue->head == queue->tail;
+
+    if (queue->state != VTPU_QUEUE_STATE_READY && queue->state != VTPU_QUEUE_STATE_RUNNING &&
+        queue->state != VTPU_QUEUE_STATE_PREEMPTED) {
         return false;
     }
     /* Nor may it take back what may already run. */
@@ -95,30 +109,11 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail)
     } else {
         queue->tail = tail;
     }
+    if (idle) {
+        vtpu_sched_wake(core, q);
+    }
     vtpu_core_kick(core);
     return true;
-}
-
-static bool has_work(const VtpuQueue *queue, uint64_t now)
-{
-    return queue->state == VTPU_QUEUE_STATE_READY &&
-           (queue->bad_doorbell || (queue->head != queue->tail &&
-                                    (!queue->holding || queue->poll_ns <= now)));
-}
-
-/* The queue to serve, or -1. Lock held. */
-static int pick(VtpuCore *core, uint64_t now)
-{
-    int best = -1;
-
-    for (unsigned i = 1; core->enabled && !core->resetting && i <= VTPU_NUM_QUEUES; i++) {
-        unsigned q = (core->turn + i) % VTPU_NUM_QUEUES;
-        if (has_work(&core->queue[q], now) &&
-            (best < 0 || core->queue[q].priority > core->queue[best].priority)) {
-            best = (int)q;
-        }
-    }
-    return best;
 }
 
 /* Lock held: a completed command may have satisfied any held WAIT. */
@@ -156,6 +151,7 @@ static bool complete(VtpuExec *x, uint64_t fence_addr, unsigned vector)
         core->queue[x->queue].head++;
         core->queue[x->queue].holding = false;
         poll_soon(core);
+        vtpu_sched_done(core);
     }
     pthread_mutex_unlock(&core->lock);
     if (stopped) {
@@ -174,7 +170,28 @@ static bool complete(VtpuExec *x, uint64_t fence_addr, unsigned vector)
     return true;
 }
 
-/* One command of queue q. Called and returns with the lock held. */
+/* Fetches the queue's next entry and begins its command, or goes on with the one in progress. */
+static VtpuOutcome execute(VtpuExec *x, uint64_t entry_at, uint32_t head, bool resumed)
+{
+    VtpuCore *core = x->core;
+    VtpuOutcome outcome;
+
+    if (!resumed && !vtpu_bus_read(x, entry_at, x->entry, VTPU_RING_ENTRY)) {
+        return VTPU_OUTCOME_FAILED;
+    }
+    if (!resumed) {
+        vtpu_core_trace(core, VTPU_EVENT_BEGIN, x->queue, x->entry[VTPU_RING_OP], head);
+    } else if (x->program) {
+        vtpu_core_trace(core, VTPU_EVENT_RESUMED, x->queue, x->pc, head);
+    }
+    outcome = vtpu_command_execute(x);
+    if (outcome == VTPU_OUTCOME_PREEMPTED) {
+        vtpu_core_trace(core, VTPU_EVENT_PREEMPTED, x->queue, x->pc, head);
+    }
+    return outcome;
+}
+
+/* One stretch of the command of queue q. Called and returns with the lock held. */
 static void serve(VtpuCore *core, unsigned q)
 {
     VtpuQueue *queue = &core->queue[q];
@@ -183,7 +200,7 @@ static void serve(VtpuCore *core, unsigned q)
     unsigned vector = queue->vector;
     uint32_t head = queue->head;
     uint64_t at = queue->ring_base + (uint64_t)(head & (ring_entries(queue) - 1)) * VTPU_RING_ENTRY;
-    bool fetched = queue->holding;
+    bool held = queue->holding, preempted = queue->state == VTPU_QUEUE_STATE_PREEMPTED;
     VtpuOutcome outcome = VTPU_OUTCOME_FAILED;
 
     x->context = queue->context;
@@ -191,27 +208,32 @@ static void serve(VtpuCore *core, unsigned q)
     queue->state = VTPU_QUEUE_STATE_RUNNING;
     core->running = (int)q;
     core->turn = q;
-    if (queue->bad_doorbell) {
+    core->sched.expired = false;
+    if (!preempted) {
+        x->ran_ns = 0;
+    }
+    vtpu_sched_begin(core);
+    if (queue->bad_doorbell && !preempted) {
         vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
     } else {
         pthread_mutex_unlock(&core->lock);
-        uint64_t start = vtpu_now_ns() - core->share.waited;
-        bool ok = fetched || vtpu_bus_read(x, at, x->entry, VTPU_RING_ENTRY);
-        if (ok && !fetched) {
-            vtpu_core_trace(core, VTPU_EVENT_BEGIN, q, x->entry[VTPU_RING_OP], head);
+        outcome = execute(x, at, head, held || preempted);
+        if (outcome == VTPU_OUTCOME_DONE && !complete(x, fence_addr, vector)) {
+            outcome = VTPU_OUTCOME_FAILED;
         }
-        if (ok) {
-            outcome = vtpu_command_execute(x);
-        }
-        if (outcome == VTPU_OUTCOME_DONE && complete(x, fence_addr, vector)) {
+        if (outcome == VTPU_OUTCOME_DONE) {
             vtpu_core_trace(core, VTPU_EVENT_END, q, x->entry[VTPU_RING_OP], head);
         }
-        vtpu_stat_add(&core->stat_busy_ns, vtpu_now_ns() - core->share.waited - start);
         pthread_mutex_lock(&core->lock);
     }
+    vtpu_sched_end(core);
     core->running = -1;
+    if (core->sched.expired && x->fault.cause == VTPU_FAULT_NONE) {
+        vtpu_fault(x, VTPU_FAULT_WATCHDOG, VTPU_ACCESS_NONE, 0);
+        vtpu_command_drop(x);
+    }
     if (queue->state == VTPU_QUEUE_STATE_RESETTING) {
-        clear_state(queue);
+        clear_state(core, q);
     } else if (!core->resetting && x->fault.cause != VTPU_FAULT_NONE) {
         record_fault(core, q, &x->fault, head);
         core->irqs |= 1;
@@ -219,10 +241,15 @@ static void serve(VtpuCore *core, unsigned q)
         pthread_mutex_unlock(&core->lock);
         vtpu_core_trace(core, VTPU_EVENT_FAULT, q, x->fault.cause, x->fault.addr);
         pthread_mutex_lock(&core->lock);
+    } else if (outcome == VTPU_OUTCOME_PREEMPTED) {
+        queue->state = VTPU_QUEUE_STATE_PREEMPTED;
+        x->preemptions++;
     } else {
         queue->state = VTPU_QUEUE_STATE_READY;
         if (outcome == VTPU_OUTCOME_HELD) {
             hold(queue, vtpu_now_ns());
+        } else if (held) {
+            vtpu_sched_wake(core, q); /* a WAIT is sleep */
         }
     }
     if (core->resetting) {
@@ -266,7 +293,7 @@ static bool step(VtpuCore *core)
         pthread_mutex_lock(&core->lock);
         return true;
     }
-    if ((q = pick(core, vtpu_now_ns())) < 0) {
+    if ((q = vtpu_sched_pick(core)) < 0) {
         return false;
     }
     serve(core, (unsigned)q);

@@ -17,6 +17,9 @@ static unsigned queue_reg_size(uint64_t offset)
     case VTPU_REG_Q_RING_BASE:
     case VTPU_REG_Q_FENCE_ADDR:
     case VTPU_REG_Q_FAULT_ADDR:
+    case VTPU_REG_Q_COMMAND_NS:
+    case VTPU_REG_Q_BUSY_NS:
+    case VTPU_REG_Q_INSTRUCTIONS:
         return 8;
     case VTPU_REG_Q_RING_LOG2:
     case VTPU_REG_Q_CONTEXT:
@@ -30,7 +33,11 @@ static unsigned queue_reg_size(uint64_t offset)
     case VTPU_REG_Q_FAULT_ACCESS:
     case VTPU_REG_Q_FAULT_PC:
     case VTPU_REG_Q_FAULT_ENTRY:
+    case VTPU_REG_Q_FAULT_OTHER_PC:
     case VTPU_REG_Q_DOORBELL:
+    case VTPU_REG_Q_PC:
+    case VTPU_REG_Q_WATCHDOG_US:
+    case VTPU_REG_Q_PREEMPTIONS:
         return 4;
     default:
         return 0;
@@ -40,7 +47,7 @@ static unsigned queue_reg_size(uint64_t offset)
 /* STAT_MODEL_*, which follow one another. */
 static bool is_model_stat(uint64_t offset)
 {
-    return offset >= VTPU_REG_STAT_MODEL_CYCLES && offset <= VTPU_REG_STAT_MODEL_HBM_STALL &&
+    return offset >= VTPU_REG_STAT_MODEL_CYCLES && offset <= VTPU_REG_STAT_MODEL_BUSY_LINK &&
            offset % 8 == 0;
 }
 
@@ -75,11 +82,17 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_TEST_IRQ:
     case VTPU_REG_TLB_INVALIDATE:
     case VTPU_REG_TLB_PENDING:
+    case VTPU_REG_SLICE_US:
     case VTPU_REG_MODEL_MHZ:
         return 4;
     default:
         return 0;
     }
+}
+
+static bool is_link(uint64_t offset)
+{
+    return offset >= VTPU_REG_LINK_ID && offset < VTPU_QUEUE_OFFSET;
 }
 
 static Reg find_reg(uint64_t offset)
@@ -93,12 +106,16 @@ static Reg find_reg(uint64_t offset)
         uint64_t reg = VTPU_QUEUE_OFFSET + queue % VTPU_QUEUE_STRIDE;
         return (Reg) { reg, (unsigned)(queue / VTPU_QUEUE_STRIDE), queue_reg_size(reg) };
     }
+    if (is_link(offset)) {
+        return (Reg) { offset, 0, vtpu_link_reg_size(offset) };
+    }
     return (Reg) { offset, 0, device_reg_size(offset) };
 }
 
-static uint64_t read_queue(const VtpuCore *core, const Reg *reg)
+static uint64_t read_queue(VtpuCore *core, const Reg *reg)
 {
     const VtpuQueue *queue = &core->queue[reg->index];
+    const VtpuExec *x = &core->exec[reg->index];
 
     switch (reg->offset) {
     case VTPU_REG_Q_RING_BASE:
@@ -130,8 +147,22 @@ static uint64_t read_queue(const VtpuCore *core, const Reg *reg)
         return queue->fault.addr;
     case VTPU_REG_Q_FAULT_PC:
         return queue->fault.pc;
+    case VTPU_REG_Q_FAULT_OTHER_PC:
+        return queue->fault.other_pc;
     case VTPU_REG_Q_FAULT_ENTRY:
         return queue->fault_entry;
+    case VTPU_REG_Q_PC:
+        return atomic_load_explicit(&x->last_pc, memory_order_relaxed);
+    case VTPU_REG_Q_WATCHDOG_US:
+        return queue->watchdog_us;
+    case VTPU_REG_Q_PREEMPTIONS:
+        return x->preemptions;
+    case VTPU_REG_Q_COMMAND_NS:
+        return vtpu_sched_command_ns(core, reg->index);
+    case VTPU_REG_Q_BUSY_NS:
+        return vtpu_sched_busy_ns(core, reg->index);
+    case VTPU_REG_Q_INSTRUCTIONS:
+        return atomic_load_explicit(&x->instructions, memory_order_relaxed);
     default:
         return 0;
     }
@@ -139,9 +170,14 @@ static uint64_t read_queue(const VtpuCore *core, const Reg *reg)
 
 static uint32_t status(const VtpuCore *core)
 {
+    bool busy = core->running >= 0;
+
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        busy |= core->queue[q].state == VTPU_QUEUE_STATE_PREEMPTED;
+    }
     return (core->enabled && !core->resetting ? VTPU_STATUS_READY : 0) |
            (core->resetting ? VTPU_STATUS_RESETTING : 0) |
-           (core->running >= 0 ? VTPU_STATUS_BUSY : 0);
+           (busy ? VTPU_STATUS_BUSY : 0);
 }
 
 static uint64_t instructions(const VtpuCore *core)
@@ -158,6 +194,9 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
 {
     if (reg->offset >= VTPU_QUEUE_OFFSET) {
         return read_queue(core, reg);
+    }
+    if (is_link(reg->offset)) {
+        return vtpu_link_reg_read(core, reg->offset);
     }
     if (is_model_stat(reg->offset)) {
         return atomic_load_explicit(
@@ -201,6 +240,8 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return core->scratch;
     case VTPU_REG_TLB_PENDING:
         return core->context_changed != 0;
+    case VTPU_REG_SLICE_US:
+        return core->sched.slice_us;
     case VTPU_REG_STAT_PROGRAMS:
         return atomic_load_explicit(&core->stat_programs, memory_order_relaxed);
     case VTPU_REG_STAT_INSTRUCTIONS:
@@ -256,6 +297,11 @@ static bool write_queue(VtpuCore *core, const Reg *reg, uint64_t value)
             return false;
         }
         queue->priority = (uint32_t)value;
+        vtpu_sched_changed(core);
+        return true;
+    case VTPU_REG_Q_WATCHDOG_US:
+        queue->watchdog_us = (uint32_t)value;
+        vtpu_sched_changed(core);
         return true;
     case VTPU_REG_Q_CTRL:
         if (value & VTPU_Q_CTRL_RESET) {
@@ -274,6 +320,9 @@ static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
     if (reg->offset >= VTPU_QUEUE_OFFSET) {
         return write_queue(core, reg, value);
     }
+    if (is_link(reg->offset)) {
+        return vtpu_link_reg_write(core, reg->offset, value);
+    }
     switch (reg->offset) {
     case VTPU_REG_CTRL:
         if (value & VTPU_CTRL_RESET) {
@@ -289,6 +338,9 @@ static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
     case VTPU_REG_TEST_SCRATCH:
         core->scratch = (uint32_t)value;
         return true;
+    case VTPU_REG_SLICE_US:
+        core->sched.slice_us = (uint32_t)value;
+        return true; /* from the next stretch on */
     case VTPU_REG_TEST_IRQ:
         if (value >= VTPU_NUM_MSIX) {
             return false;

@@ -25,12 +25,28 @@ static inline bool counter_reached(const VtpuExec *x, uint8_t counter, uint32_t 
     return counter == 0 || x->counter[counter] >= value;
 }
 
-static bool engine_ready(const VtpuExec *x, int engine)
+static bool engine_ready(VtpuExec *x, int engine)
 {
     const VtpuEngine *e = &x->engine[engine];
     const VtpuIssued *i = &e->queue[e->head];
 
-    return e->count && counter_reached(x, i->in->in.wait, i->wait_value);
+    return e->count && counter_reached(x, i->in->in.wait, i->wait_value) &&
+           (engine != VTPU_ENGINE_LINK || vtpu_link_ready(x));
+}
+
+static void read_operands(const VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
+{
+    for (unsigned i = 0; i < d->info->num_operands; i++) {
+        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
+    }
+}
+
+static bool link_wait_over(const VtpuExec *x, const VtpuDecoded *d)
+{
+    uint64_t v[8];
+
+    read_operands(x, d, v);
+    return vtpu_link_wait_over(x, v);
 }
 
 /* The sequencer can take its next instruction, or fault on it. */
@@ -47,8 +63,21 @@ static bool seq_ready(const VtpuExec *x)
     if (d->in.wait && !counter_reached(x, d->in.wait, wait_value(x, &d->in))) {
         return false;
     }
+    if (d->in.opcode == VTPU_OP_LINK_WAIT && !link_wait_over(x, d)) {
+        return false;
+    }
     bool drains = d->in.opcode == VTPU_OP_HALT || d->in.opcode == VTPU_OP_SYNC;
     return !drains || x->pending == 0;
+}
+
+/* No step is possible, but something from another chip can make one so. */
+static bool waits_for_link(const VtpuExec *x)
+{
+    const VtpuDecoded *d = at_pc(x);
+
+    return x->send.begun ||
+           (d && !d->cause && d->in.opcode == VTPU_OP_LINK_WAIT &&
+            counter_reached(x, d->in.wait, wait_value(x, &d->in)));
 }
 
 static int choose_random(VtpuExec *x)
@@ -98,12 +127,24 @@ static inline void complete(VtpuExec *x, const struct vtpu_instr *in, int engine
         x->counter[in->signal]++;
     }
     vtpu_stat_add(&x->core->stat_engine[engine], 1);
+    vtpu_stat_add(&x->instructions, 1);
 }
 
 /* An instruction has been executed, for whoever keeps account of it. */
 static bool observe(VtpuExec *x, const VtpuIssued *i)
 {
-    return vtpu_timing_execute(x, i);
+    return (!x->core->check_races || vtpu_races_execute(x, i)) &&
+           (!x->core->timed || vtpu_timing_execute(x, i));
+}
+
+static void observe_issue(VtpuExec *x, const VtpuIssued *i)
+{
+    if (x->core->check_races) {
+        vtpu_races_issue(x, i);
+    }
+    if (x->core->timed) {
+        vtpu_timing_issue(x, i);
+    }
 }
 
 static bool step_engine(VtpuExec *x, int engine)
@@ -112,7 +153,7 @@ static bool step_engine(VtpuExec *x, int engine)
     const VtpuIssued *i = &e->queue[e->head];
     bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
     uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
-    bool ok;
+    bool ok, done = true;
 
     switch (engine) {
     case VTPU_ENGINE_DMA:
@@ -120,6 +161,9 @@ static bool step_engine(VtpuExec *x, int engine)
         break;
     case VTPU_ENGINE_MXU:
         ok = vtpu_mxu_execute(x, i);
+        break;
+    case VTPU_ENGINE_LINK:
+        ok = vtpu_link_step(x, i, &done);
         break;
     default:
         ok = vtpu_vpu_execute(x, i);
@@ -129,6 +173,9 @@ static bool step_engine(VtpuExec *x, int engine)
     if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
         return false;
+    }
+    if (!done) {
+        return true;
     }
     if (vtpu_observed(x) && !observe(x, i)) {
         return false;
@@ -150,7 +197,8 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
         }
         return true;
     case VTPU_OPERAND_STRIDE:
-        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && (value & 3))) {
+        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && info->engine != VTPU_ENGINE_LINK &&
+                            (value & 3))) {
             return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, value);
         }
         return true;
@@ -167,8 +215,8 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
 
 static bool operands(VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
 {
+    read_operands(x, d, v);
     for (unsigned i = 0; i < d->info->num_operands; i++) {
-        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
         if (!check_operand(x, d->info, d->info->kind[i], v[i])) {
             return false;
         }
@@ -192,7 +240,7 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     x->pending++;
     x->pc += VTPU_INSTR_BYTES;
     if (vtpu_observed(x)) {
-        vtpu_timing_issue(x, i);
+        observe_issue(x, i);
     }
     return true;
 }
@@ -269,7 +317,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
     }
     uint64_t *rd = &x->s[d->in.reg[0]]; /* written only by operations that name it */
     uint64_t a = v[1], b = v[2];
-    bool ok = true, taken = false;
+    bool ok = true, taken = false, over = true;
     uint64_t target = 0;
     switch (d->in.opcode) {
     case VTPU_OP_HALT:
@@ -316,6 +364,12 @@ static bool step_seq(VtpuExec *x, bool *halt)
     case VTPU_OP_LDV:
         ok = load_vmem(x, d, v[VTPU_LDV_ADDR]);
         break;
+    case VTPU_OP_LINK_WAIT:
+        ok = vtpu_link_wait(x, v, &over);
+        break;
+    case VTPU_OP_LINK_LD:
+        ok = vtpu_link_counter(x, v[VTPU_LINK_LD_COUNTER], rd);
+        break;
     case VTPU_OP_JMP:
         taken = true;
         target = v[VTPU_JMP_TARGET];
@@ -337,6 +391,9 @@ static bool step_seq(VtpuExec *x, bool *halt)
     }
     if (!ok || (taken && !jump(x, target))) {
         return false;
+    }
+    if (!over) {
+        return true; /* its chip came back in time */
     }
     if (vtpu_observed(x)) {
         self.in = d;
@@ -368,22 +425,27 @@ static bool deadlock(VtpuExec *x)
     return vtpu_fault(x, VTPU_FAULT_DEADLOCK, VTPU_ACCESS_NONE, 0);
 }
 
-/* What traces and injected hangs want to know of a step before it is made. */
-static bool watch(VtpuExec *x, int step)
+static inline uint32_t pc_of(const VtpuExec *x, int step)
 {
-    const VtpuDecoded *d = step == STEP_SEQ ? at_pc(x) : NULL;
-    uint32_t pc = x->pc;
+    const VtpuEngine *e = &x->engine[step > STEP_SEQ ? step : STEP_SEQ];
 
-    if (step > STEP_SEQ) {
-        const VtpuEngine *e = &x->engine[step];
-        d = e->queue[e->head].in;
-        pc = e->queue[e->head].pc;
-    }
+    return step > STEP_SEQ ? e->queue[e->head].pc : x->pc;
+}
+
+/* What traces and injected hangs want to know of a step before it is made. */
+static void watch(VtpuExec *x, int step)
+{
+    uint32_t pc = pc_of(x, step);
+    const VtpuDecoded *d = step == STEP_NONE || pc >= x->program->size
+                               ? NULL : &x->program->code[pc / VTPU_INSTR_BYTES];
+
     /* An engine's instruction is traced when it is executed, not when issued. */
     if (x->traced && d && d->info->name && (step > STEP_SEQ || !d->info->engine)) {
         vtpu_core_trace(x->core, VTPU_EVENT_INSTRUCTION, x->queue, d->in.opcode, pc);
     }
-    return step != STEP_SEQ || vtpu_inject_hang_at(x, pc);
+    if (step == STEP_SEQ) {
+        vtpu_inject_hang_at(x, pc);
+    }
 }
 
 static void watch_if_wanted(VtpuExec *x)
@@ -392,7 +454,7 @@ static void watch_if_wanted(VtpuExec *x)
 
     x->traced = ops->trace && ops->trace_instructions &&
                 ops->trace_instructions(x->core->opaque);
-    x->observed = x->core->timed;
+    x->observed = x->core->timed || x->core->check_races;
     x->watched = x->traced || vtpu_injecting(x->core, VTPU_INJECT_HANG_PC);
 }
 
@@ -402,31 +464,84 @@ void vtpu_seq_start(VtpuExec *x)
         x->engine[e].head = x->engine[e].count = 0;
     }
     x->pending = 0;
+    x->hung = false;
     x->order = 0;
+    if (x->core->check_races) {
+        vtpu_races_begin(x);
+    }
     x->random = x->core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
+    vtpu_link_begin(x);
+}
+
+/*
+ * Attends to callers and to other queues, for as long as the program hangs;
+ * false: it does not go on now, for the reason in *outcome.
+ */
+static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
+{
+    x->fault.pc = x->pc;
+    for (;;) {
+        *outcome = VTPU_OUTCOME_FAILED;
+        if (!vtpu_core_boundary(x->core)) {
+            return false;
+        }
+        *outcome = VTPU_OUTCOME_PREEMPTED;
+        if (vtpu_sched_yields(x, false)) {
+            return false;
+        }
+        if (!x->hung) {
+            watch_if_wanted(x);
+            return true;
+        }
+        vtpu_engines_release(x->core);
+        vtpu_core_wait_attention(x->core);
+    }
+}
+
+/* With a schedule seed programs are set aside at random, too. */
+static bool gives_way_at_random(VtpuExec *x)
+{
+    return x->core->schedule_seed && (x->random >> 40 & 7) == 0 && vtpu_sched_yields(x, true);
 }
 
 VtpuOutcome vtpu_seq_run(VtpuExec *x)
 {
-    VtpuCore *core = x->core;
+    VtpuOutcome outcome;
     bool halt = false, ok = true;
 
     watch_if_wanted(x);
-    while (ok && !halt) {
-        if (atomic_load_explicit(&core->attention, memory_order_relaxed)) {
-            if (!vtpu_core_boundary(core)) {
-                return VTPU_OUTCOME_FAILED;
-            }
-            watch_if_wanted(x);
+    /* Whoever gets the machine makes a step, however soon others want it back. */
+    for (bool stepped = false;; stepped = true) {
+        bool attention = atomic_load_explicit(&x->core->attention, memory_order_relaxed);
+        if (((attention && stepped) || x->hung) && !boundary(x, &outcome)) {
+            return outcome;
         }
         int step = choose(x);
-        atomic_store_explicit(&x->last_pc, x->pc, memory_order_relaxed);
-        if (x->watched && !watch(x, step)) {
-            return VTPU_OUTCOME_FAILED;
+        atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
+        if (step == STEP_NONE && waits_for_link(x)) {
+            if (!vtpu_link_pause(x)) {
+                x->fault.pc = x->pc;
+                return VTPU_OUTCOME_FAILED;
+            }
+            continue;
+        }
+        if (x->watched) {
+            watch(x, step);
+            if (x->hung) {
+                continue;
+            }
         }
         ok = step == STEP_NONE  ? deadlock(x)
              : step == STEP_SEQ ? step_seq(x, &halt)
                                 : step_engine(x, step);
+        if (!ok && x->core->check_races && x->fault.cause != VTPU_FAULT_NONE) {
+            vtpu_races_fault(x);
+        }
+        if (!ok || halt) {
+            return ok ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
+        }
+        if (gives_way_at_random(x)) {
+            return VTPU_OUTCOME_PREEMPTED;
+        }
     }
-    return ok ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
 }

@@ -11,6 +11,7 @@
 #include "machine.h"
 
 #define HUGE_PAGE (2u << 20)
+#define FREE_IMAGES 2 /* as many are kept when they are not needed */
 #define MAP_BYTES (VTPU_VMEM_BYTES + 2 * HUGE_PAGE)
 
 /* On huge pages where the host gives them, between pages that nobody may touch: a
@@ -37,12 +38,58 @@ bool vtpu_vmem_init(VtpuCore *core)
     return allocate(&core->vmem[0]);
 }
 
+static void release(VtpuVmem *vmem)
+{
+    if (vmem->data) {
+        munmap(vmem->map, MAP_BYTES);
+    }
+}
+
 void vtpu_vmem_free_all(VtpuCore *core)
 {
     for (unsigned i = 0; i < VTPU_NUM_QUEUES; i++) {
-        if (core->vmem[i].data) {
-            munmap(core->vmem[i].map, MAP_BYTES);
+        release(&core->vmem[i]);
+    }
+}
+
+bool vtpu_vmem_spare(VtpuCore *core)
+{
+    VtpuVmem fresh, *place = NULL;
+    bool spare = false;
+
+    pthread_mutex_lock(&core->lock);
+    for (unsigned i = 0; i < VTPU_NUM_QUEUES; i++) {
+        VtpuVmem *vmem = &core->vmem[i];
+        spare |= vmem->data && !vmem->taken;
+        place = vmem->data ? place : vmem;
+    }
+    pthread_mutex_unlock(&core->lock);
+    if (spare || !place || !allocate(&fresh)) {
+        return spare;
+    }
+    pthread_mutex_lock(&core->lock);
+    *place = fresh;
+    pthread_mutex_unlock(&core->lock);
+    return true;
+}
+
+void vtpu_vmem_trim(VtpuCore *core)
+{
+    VtpuVmem old[VTPU_NUM_QUEUES];
+    unsigned count = 0, keep = FREE_IMAGES;
+
+    pthread_mutex_lock(&core->lock);
+    for (unsigned i = 0; i < VTPU_NUM_QUEUES; i++) {
+        VtpuVmem *vmem = &core->vmem[i];
+        if (vmem->data && !vmem->taken && keep-- == 0) {
+            keep = 0;
+            old[count++] = *vmem;
+            *vmem = (VtpuVmem) { .owner = -1 };
         }
+    }
+    pthread_mutex_unlock(&core->lock);
+    while (count) {
+        release(&old[--count]);
     }
 }
 

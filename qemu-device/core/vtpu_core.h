@@ -9,7 +9,8 @@
  * and returns without waiting for a running program except vtpu_core_free()
  * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
  * with one of its locks held, and must not call back into functions that wait.
- * guest_error and trace may also run on the thread that made the call.
+ * guest_error and trace may also run on the thread that made the call;
+ * link_write and hbm_dirty also on that of a sender of the same fabric.
  */
 #ifndef VTPU_CORE_H
 #define VTPU_CORE_H
@@ -17,6 +18,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "vtpu_fabric.h"
 
 typedef struct VtpuCore VtpuCore;
 typedef struct VtpuChip VtpuChip;
@@ -30,6 +33,9 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_INSTRUCTION, /* about to be executed: its opcode, its pc */
     VTPU_EVENT_INJECTED, /* a fault on demand took place: VtpuInjection, its value before */
     VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
+    VTPU_EVENT_PREEMPTED, /* a program is set aside: its pc, its ring index */
+    VTPU_EVENT_RESUMED, /* it goes on: likewise */
+    VTPU_EVENT_RACE, /* two instructions race: their pcs, in program order the later first */
 } VtpuCoreEvent;
 
 /* Faults on demand, and what their value is. A device reset ends the hangs alone. */
@@ -80,6 +86,8 @@ typedef struct VtpuCoreOps {
     void (*hbm_cleared)(void *opaque);
     /* Came just now, before its fault is recorded. May be NULL. */
     void (*hardware_error)(void *opaque, VtpuHardwareError what);
+    /* dma_write on the thread of a sender of the same fabric, several at once. NULL: dma_write */
+    bool (*link_write)(void *opaque, uint64_t addr, const void *buf, size_t len);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -99,6 +107,9 @@ typedef struct VtpuCoreConfig {
      * number` that changes it (or the first one), or both. NULL, NULL: none. */
     const char *timing, *timing_file;
     const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
+    VtpuFabric *fabric;   /* outlives the machine; NULL: no inter-chip link */
+    unsigned fabric_chip; /* its number there, which no other machine has */
+    bool check_races; /* programs whose instructions race end with a fault */
 } VtpuCoreConfig;
 
 /*
@@ -157,7 +168,8 @@ uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 #define VTPU_DESCRIPTION_BYTES 16384 /* always enough */
 void vtpu_core_describe(VtpuCore *core, char *text, size_t size);
 /*
- * Of a stepped machine: serves one ring command, or what callers asked for, on
+ * Of a stepped machine: serves one ring command, or with a schedule seed one until
+ * its program is set aside, or what callers asked for, on
  * the calling thread, which makes the callbacks. False: there is nothing to do,
  * or not yet (a WAIT that is held). Never from a callback, one caller at a time.
  */

@@ -31,11 +31,15 @@
 #define VTPU_RING_ENTRY                          64
 #define VTPU_RING_LOG2_MIN                       2
 #define VTPU_RING_LOG2_MAX                       12
+#define VTPU_QUEUE_SLICE_US                      2000
 #define VTPU_INSTR_BYTES                         64
 #define VTPU_MAX_CODE_BYTES                      0x100000
 #define VTPU_PAGE_BYTES                          0x1000
 #define VTPU_HUGE_PAGE_BYTES                     0x200000
 #define VTPU_VA_BITS                             48
+#define VTPU_MAX_CHIPS                           16
+#define VTPU_NUM_LINK_COUNTERS                   64
+#define VTPU_LINK_PACKET                         0x1000
 
 /* BAR0 registers; VTPU_Q_* are of queue 0, VTPU_QUEUE_STRIDE apart */
 #define VTPU_QUEUE_OFFSET                        0x4000
@@ -65,6 +69,7 @@
 #define VTPU_REG_TEST_IRQ                        0x0064
 #define VTPU_REG_TLB_INVALIDATE                  0x0068
 #define VTPU_REG_TLB_PENDING                     0x006c
+#define VTPU_REG_SLICE_US                        0x0070
 #define VTPU_REG_STAT_PROGRAMS                   0x0080
 #define VTPU_REG_STAT_INSTRUCTIONS               0x0088
 #define VTPU_REG_STAT_BUSY_NS                    0x0090
@@ -84,7 +89,48 @@
 #define VTPU_REG_STAT_MODEL_FULL                 0x0158
 #define VTPU_REG_STAT_MODEL_SYNC                 0x0160
 #define VTPU_REG_STAT_MODEL_HBM_STALL            0x0168
+#define VTPU_REG_LINK_ID                         0x2000
+#define VTPU_LINK_ID_CHIP                        0xffu
+#define VTPU_LINK_ID_X                           0xff00u
+#define VTPU_LINK_ID_Y                           0xff0000u
+#define VTPU_LINK_ID_PRESENT                     0x80000000u
+#define VTPU_REG_LINK_SHAPE                      0x2004
+#define VTPU_LINK_SHAPE_X                        0xffu
+#define VTPU_LINK_SHAPE_Y                        0xff00u
+#define VTPU_REG_LINK_NEIGHBOURS                 0x2008
+#define VTPU_LINK_NEIGHBOURS_XP                  0xffu
+#define VTPU_LINK_NEIGHBOURS_XM                  0xff00u
+#define VTPU_LINK_NEIGHBOURS_YP                  0xff0000u
+#define VTPU_LINK_NEIGHBOURS_YM                  0xff000000u
+#define VTPU_REG_LINK_STATUS                     0x200c
+#define VTPU_LINK_STATUS_XP_UP                   0x1u
+#define VTPU_LINK_STATUS_XM_UP                   0x2u
+#define VTPU_LINK_STATUS_YP_UP                   0x4u
+#define VTPU_LINK_STATUS_YM_UP                   0x8u
+#define VTPU_LINK_STATUS_ENABLED                 0x100u
+#define VTPU_REG_LINK_PEERS                      0x2010
+#define VTPU_REG_LINK_CTRL                       0x2014
+#define VTPU_LINK_CTRL_ENABLE                    0x1u
+#define VTPU_LINK_CTRL_FAIL_STOP                 0x2u
+#define VTPU_REG_LINK_CONTEXT                    0x2018
+#define VTPU_REG_LINK_ACCEPT                     0x201c
+#define VTPU_REG_LINK_ERR                        0x2020
+#define VTPU_LINK_ERR_PEER_LOST                  0x1u
+#define VTPU_LINK_ERR_RX_FAULT                   0x2u
+#define VTPU_LINK_ERR_STOPPED                    0x4u
+#define VTPU_REG_LINK_RX_REASON                  0x2024
+#define VTPU_LINK_RX_REASON_REASON               0xffu
+#define VTPU_LINK_RX_REASON_SOURCE               0xff00u
+#define VTPU_REG_LINK_RX_ADDR                    0x2028
+#define VTPU_REG_LINK_RX_PACKETS                 0x2030
+#define VTPU_REG_LINK_RX_BYTES                   0x2038
+#define VTPU_REG_LINK_RX_REFUSED                 0x2040
+#define VTPU_REG_STAT_MODEL_BUSY_LINK            0x0170
 #define VTPU_REG_CTX_ROOT                        0x1000
+#define VTPU_REG_LINK_TX_PACKETS                 0x2080
+#define VTPU_REG_LINK_TX_BYTES                   0x20a0
+#define VTPU_REG_LINK_CRC_ERRORS                 0x20c0
+#define VTPU_REG_LINK_COUNTER                    0x2200
 #define VTPU_REG_Q_RING_BASE                     0x4000
 #define VTPU_REG_Q_FENCE_ADDR                    0x4008
 #define VTPU_REG_Q_RING_LOG2                     0x4010
@@ -103,6 +149,13 @@
 #define VTPU_REG_Q_FAULT_PC                      0x4040
 #define VTPU_REG_Q_FAULT_ENTRY                   0x4044
 #define VTPU_REG_Q_DOORBELL                      0x4048
+#define VTPU_REG_Q_PC                            0x404c
+#define VTPU_REG_Q_WATCHDOG_US                   0x4050
+#define VTPU_REG_Q_PREEMPTIONS                   0x4054
+#define VTPU_REG_Q_COMMAND_NS                    0x4058
+#define VTPU_REG_Q_BUSY_NS                       0x4060
+#define VTPU_REG_Q_INSTRUCTIONS                  0x4068
+#define VTPU_REG_Q_FAULT_OTHER_PC                0x4070
 
 /* enum queue_state */
 #define VTPU_QUEUE_STATE_DISABLED                0
@@ -110,12 +163,14 @@
 #define VTPU_QUEUE_STATE_RUNNING                 2
 #define VTPU_QUEUE_STATE_FAULTED                 3
 #define VTPU_QUEUE_STATE_RESETTING               4
+#define VTPU_QUEUE_STATE_PREEMPTED               5
 #define VTPU_QUEUE_STATE_NAMES { \
     [0] = "DISABLED", \
     [1] = "READY", \
     [2] = "RUNNING", \
     [3] = "FAULTED", \
     [4] = "RESETTING", \
+    [5] = "PREEMPTED", \
 }
 
 /* enum fault */
@@ -135,6 +190,10 @@
 #define VTPU_FAULT_BAD_PAGE_TABLE                13
 #define VTPU_FAULT_BAD_CONTEXT                   14
 #define VTPU_FAULT_ECC                           15
+#define VTPU_FAULT_WATCHDOG                      16
+#define VTPU_FAULT_RACE_VMEM                     20
+#define VTPU_FAULT_RACE_GLOBAL                   21
+#define VTPU_FAULT_LINK                          24
 #define VTPU_FAULT_NAMES { \
     [0] = "NONE", \
     [1] = "ILLEGAL_INSTRUCTION", \
@@ -152,6 +211,10 @@
     [13] = "BAD_PAGE_TABLE", \
     [14] = "BAD_CONTEXT", \
     [15] = "ECC", \
+    [16] = "WATCHDOG", \
+    [20] = "RACE_VMEM", \
+    [21] = "RACE_GLOBAL", \
+    [24] = "LINK", \
 }
 
 /* enum stall */
@@ -162,6 +225,34 @@
     [0] = "NONE", \
     [1] = "COUNTER", \
     [2] = "SYNC", \
+}
+
+/* enum link_reason */
+#define VTPU_LINK_REASON_NONE                    0
+#define VTPU_LINK_REASON_DISABLED                1
+#define VTPU_LINK_REASON_NO_CHIP                 2
+#define VTPU_LINK_REASON_LOST                    3
+#define VTPU_LINK_REASON_NO_ROUTE                4
+#define VTPU_LINK_REASON_CRC                     5
+#define VTPU_LINK_REASON_REFUSED                 6
+#define VTPU_LINK_REASON_UNMAPPED                7
+#define VTPU_LINK_REASON_PROTECTION              8
+#define VTPU_LINK_REASON_BAD_PAGE_TABLE          9
+#define VTPU_LINK_REASON_BAD_CONTEXT             10
+#define VTPU_LINK_REASON_BUS                     11
+#define VTPU_LINK_REASON_NAMES { \
+    [0] = "NONE", \
+    [1] = "DISABLED", \
+    [2] = "NO_CHIP", \
+    [3] = "LOST", \
+    [4] = "NO_ROUTE", \
+    [5] = "CRC", \
+    [6] = "REFUSED", \
+    [7] = "UNMAPPED", \
+    [8] = "PROTECTION", \
+    [9] = "BAD_PAGE_TABLE", \
+    [10] = "BAD_CONTEXT", \
+    [11] = "BUS", \
 }
 
 /* enum fmt */

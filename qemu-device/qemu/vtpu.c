@@ -62,6 +62,9 @@ static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
     case VTPU_ENGINE_MXU:
         trace_vtpu_instruction_mxu(s, queue, pc, op->name);
         break;
+    case VTPU_ENGINE_LINK:
+        trace_vtpu_instruction_link(s, queue, pc, op->name);
+        break;
     default:
         trace_vtpu_instruction_vpu(s, queue, pc, op->name);
         break;
@@ -73,6 +76,7 @@ static bool vtpu_trace_instructions(void *opaque)
     return trace_event_get_state(TRACE_VTPU_INSTRUCTION_SEQ) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_DMA) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_MXU) ||
+           trace_event_get_state(TRACE_VTPU_INSTRUCTION_LINK) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_VPU);
 }
 
@@ -95,11 +99,20 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_INSTRUCTION:
         vtpu_trace_instruction(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_PREEMPTED:
+        trace_vtpu_command_preempted(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_RESUMED:
+        trace_vtpu_command_resumed(opaque, queue, a, b);
+        break;
     case VTPU_EVENT_INJECTED:
         trace_vtpu_injected(opaque, queue, a, b);
         break;
     case VTPU_EVENT_TIMED:
         trace_vtpu_timed(opaque, queue, a, b);
+        break;
+    case VTPU_EVENT_RACE:
+        trace_vtpu_race(opaque, queue, a, b);
         break;
     }
 }
@@ -124,6 +137,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .thread_enter = vtpu_thread_enter,
     .thread_leave = vtpu_thread_leave,
     .trace_instructions = vtpu_trace_instructions,
+    .link_write = vtpu_link_write,
     .parked = vtpu_parked,
     .hardware_error = vtpu_report_hardware_error,
     .hbm_cleared = vtpu_hbm_cleared,
@@ -346,11 +360,15 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
         .hbm_bytes = s->hbm_size,
         .isa_path = pf->isa_path,
         .schedule_seed = pf->schedule_seed,
+        .check_races = pf->check_races,
         .timing = pf->timing,
         .timing_file = pf->timing_file,
         .timing_trace = number ? NULL : pf->timing_trace, /* it is one file */
         .chip = s->chip,
         .function = number,
+        /* The link is the physical function's: it has no share for others. */
+        .fabric = number == 0 && s->fabric ? vtpu_fabric_of(s->fabric) : NULL,
+        .fabric_chip = s->fabric_chip,
     };
     vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
@@ -515,11 +533,15 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_BOOL("check-races", VtpuState, check_races, false),
     DEFINE_PROP_STRING("timing", VtpuState, timing),
     DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
     DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
     DEFINE_PROP_UINT16("sriov-vfs", VtpuState, num_vfs, 0),
     DEFINE_PROP_SIZE("vf-hbm-size", VtpuState, vf_hbm_size, 256 * MiB),
+    DEFINE_PROP_LINK("fabric", VtpuState, fabric, TYPE_VTPU_FABRIC,
+                     VtpuFabricState *),
+    DEFINE_PROP_UINT32("chip", VtpuState, fabric_chip, 0),
 };
 
 static const VMStateDescription vtpu_vmstate = {

@@ -102,7 +102,7 @@ def test_hang_at_a_pc(vtpu: Vtpu, space: AddressSpace) -> None:
     queue.push("RUN", queue.run(va, len(code)))
     vtpu.wait_injected("hang-pc", NO_PC)
     assert vtpu.hbm_read(DATA, 16) == struct.pack("<QQ", 1, 0)
-    assert "serves queue 0, last pc 0x80" in vtpu.property("state")
+    assert "program at pc 0x80" in vtpu.property("state")
     queue.reset()
     again = Queue(vtpu, 0)
     again.do("RUN", again.run(va, len(code)))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as c
 import mmap
+import os
 import re
 import struct
 import threading
@@ -39,10 +40,14 @@ def _injections() -> list[str]:
     return re.findall(r"^    VTPU_INJECT_(\w+),", header.read_text(), re.M)
 
 
+# Set, every test's machine looks for races, too.
+CHECK_RACES = bool(os.environ.get("VTPU_TEST_CHECK_RACES"))
 D = _defines()
 INJECTIONS = _injections()
 HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
 EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
+EVENTS += ("PREEMPTED", "RESUMED")
+EVENTS += ("RACE",)
 
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
@@ -69,6 +74,7 @@ class _Ops(c.Structure):
         ("parked", c.c_void_p),
         ("hbm_cleared", _Cleared),
         ("hardware_error", _HardwareError),
+        ("link_write", c.c_void_p),
     )
 
 
@@ -85,6 +91,9 @@ class _Config(c.Structure):
         ("timing", c.c_char_p),
         ("timing_file", c.c_char_p),
         ("timing_trace", c.c_char_p),
+        ("fabric", c.c_void_p),
+        ("fabric_chip", c.c_uint),
+        ("check_races", c.c_bool),
     )
 
 
@@ -139,9 +148,12 @@ class Machine:
         guard: int = 0,
         chip: Chip | None = None,
         function: int = 0,
+        check_races: bool = CHECK_RACES,
         timing: str | None = None,
         timing_file: Path | None = None,
         timing_trace: Path | None = None,
+        fabric: int | None = None,
+        fabric_chip: int = 0,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -176,6 +188,7 @@ class Machine:
             None,
             _Cleared(self._hbm_cleared),
             _HardwareError(lambda _, what: self.hardware_errors.append(HARDWARE_ERRORS[what])),
+            None,
         )
         self._config = _Config(
             hbm=base,
@@ -183,11 +196,14 @@ class Machine:
             threads=threads,
             isa_path=isa.encode() if isa else None,
             schedule_seed=seed,
+            check_races=check_races,
             timing=timing.encode() if timing else None,
             timing_file=str(timing_file).encode() if timing_file else None,
             timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
+            fabric=fabric,
+            fabric_chip=fabric_chip,
         )
         error = c.c_char_p()
         self._core = lib.vtpu_core_new(

@@ -113,6 +113,7 @@ def test_reset_ends_a_held_wait(machine: Machine, queue: Queue) -> None:
 
 
 def test_priority_then_turns(machine: Machine) -> None:
+    machine.write(D["REG_SLICE_US"], 0)
     gate = machine.alloc(64)
     blocker = Queue(machine, 0, priority=2)
     queues = [Queue(machine, n, priority=p) for n, p in ((1, 0), (2, 1), (3, 2), (4, 1))]
@@ -133,7 +134,8 @@ def test_priority_then_turns(machine: Machine) -> None:
     blocker.wait(done)
     for queue in queues:
         queue.wait(2)
-    assert order == [0, 3, 3, 4, 2, 4, 2, 1, 1] or order == [0, 3, 3, 2, 4, 2, 4, 1, 1]
+    assert order[:5] == [0, 3, 3, 4, 2] and order[7:] == [1, 1]
+    assert sorted(order[5:7]) == [2, 4]  # first who had less time
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_time_in_halves_does_not_tear(machine: Machine) -> None:
 
 @pytest.mark.parametrize(
     ("offset", "size"),
-    [(0x00C + 0x10, 8), (0x070, 4), (0x002, 4), (0x054 + 0x2, 4), (0x040, 8), (0x3FFC, 4), (0, 1)],
+    [(0x00C + 0x10, 8), (0x074, 4), (0x002, 4), (0x054 + 0x2, 4), (0x040, 8), (0x3FFC, 4), (0, 1)],
 )
 def test_no_register_reads_zero_and_is_logged(machine: Machine, offset: int, size: int) -> None:
     assert machine.read(offset, size) == 0
