@@ -183,6 +183,7 @@ typedef struct VtpuExec {
     unsigned queue, context;
     VtpuFault fault;
     uint8_t entry[VTPU_RING_ENTRY]; /* copied from the ring */
+    uint64_t done; /* bytes of a COPY or FILL */
 
     /* Of a RUN; a program is in progress while `program` is not NULL. */
     VtpuProgram *program;
@@ -214,7 +215,7 @@ typedef struct VtpuExec {
 typedef enum VtpuOutcome {
     VTPU_OUTCOME_FAILED, /* with a fault, or stopped */
     VTPU_OUTCOME_HELD,   /* a WAIT that is not satisfied yet */
-    VTPU_OUTCOME_PREEMPTED, /* a RUN that another queue's command interrupts */
+    VTPU_OUTCOME_PREEMPTED, /* set aside: for another queue's command, or to be parked */
     VTPU_OUTCOME_DONE,
 } VtpuOutcome;
 
@@ -288,7 +289,7 @@ struct VtpuCore {
     uint64_t irqs;             /* TEST_IRQ vectors to raise */
     uint64_t context_changed;  /* bit c: flush context c and take its root */
     uint64_t ctx_root[VTPU_NUM_CONTEXTS];
-    uint64_t time_base;
+    uint64_t time_base, parked_ns, still_ns; /* see vtpu_core_time() */
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
     VtpuVmem vmem[VTPU_NUM_QUEUES]; /* allocated as programs are in progress at once */
@@ -327,6 +328,14 @@ void vtpu_core_kick(VtpuCore *core);
 /* Sleeps until somebody asks for attention. [command] */
 void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+/* Lock held; the command thread, or anyone while it is idle or parked. */
+void vtpu_core_finish_reset(VtpuCore *core);
+/* Whether the command in hand is to be set aside, for the machine to be parked. [command] */
+bool vtpu_core_parking(VtpuCore *core);
+bool vtpu_core_is_parked(const VtpuCore *core);      /* lock held */
+/* TIME: nanoseconds since a reset, those while parked excepted. Lock held. */
+uint64_t vtpu_core_time(const VtpuCore *core);
+void vtpu_core_set_time(VtpuCore *core, uint64_t time);
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
 
 /* inject.c. What returns a bool: false: stopped, as with a fault that is none. [command] */
@@ -341,6 +350,8 @@ void vtpu_raise_irq(VtpuCore *core, unsigned vector);
 uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
 bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fails */
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
+/* lock held; false: not a value of that fault */
+bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* These two set x->hung. */
 void vtpu_inject_hang(VtpuExec *x);
 void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
@@ -380,6 +391,8 @@ bool vtpu_queue_enable(VtpuCore *core, unsigned q);
 void vtpu_queue_reset(VtpuCore *core, unsigned q);
 bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
 void vtpu_queue_clear_all(VtpuCore *core);
+bool vtpu_queue_in_progress(const VtpuQueue *queue); /* at rest, but its command has begun */
+bool vtpu_queue_is_legal(const VtpuQueue *queue); /* at rest, whatever it was loaded from */
 void *vtpu_command_thread(void *core);
 
 /* command.c: begins the command of x->entry, or goes on with it */
@@ -397,6 +410,7 @@ void vtpu_program_free_all(VtpuCore *core);
 /* vmem.c */
 bool vtpu_vmem_init(VtpuCore *core); /* false: out of memory */
 void vtpu_vmem_free_all(VtpuCore *core);
+bool vtpu_vmem_clear(VtpuVmem *vmem); /* allocated and all zero; false: out of memory */
 /* What the context's last program left, or zeros. NULL: all are taken. [command] */
 VtpuVmem *vtpu_vmem_take(VtpuCore *core, unsigned context);
 /* Whether one more program can have an image; makes one if need be. [command] */
@@ -411,6 +425,8 @@ void vtpu_vmem_disown_all(VtpuCore *core); /* lock held */
 /* seq.c */
 void vtpu_seq_start(VtpuExec *x); /* a program at its x->pc */
 VtpuOutcome vtpu_seq_run(VtpuExec *x); /* until HALT */
+/* After its state was loaded from what is not trusted: false: no program gets there. */
+bool vtpu_seq_restore(VtpuExec *x);
 
 /* engine_*.c */
 bool vtpu_dma_execute(VtpuExec *x, const VtpuIssued *i);

@@ -421,12 +421,16 @@ static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
 {
     x->fault.pc = x->pc;
     for (;;) {
-        *outcome = VTPU_OUTCOME_FAILED;
-        if (!vtpu_core_boundary(x->core)) {
+        *outcome = VTPU_OUTCOME_PREEMPTED;
+        if (vtpu_core_parking(x->core)) {
             return false;
         }
-        *outcome = VTPU_OUTCOME_PREEMPTED;
-        if (vtpu_sched_yields(x, false)) {
+        if (!vtpu_core_boundary(x->core)) {
+            *outcome = vtpu_core_parking(x->core) ? VTPU_OUTCOME_PREEMPTED : VTPU_OUTCOME_FAILED;
+            return false;
+        }
+        /* It may be asked to park while it sleeps, where it must not take a step. */
+        if (vtpu_core_parking(x->core) || vtpu_sched_yields(x, false)) {
             return false;
         }
         if (!x->hung) {
@@ -473,4 +477,37 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             return VTPU_OUTCOME_PREEMPTED;
         }
     }
+}
+
+/* What issue() would have accepted. */
+static bool restore_issued(VtpuExec *x, int engine, VtpuIssued *i)
+{
+    if (i->pc >= x->program->size || i->pc % VTPU_INSTR_BYTES || i->order >= x->order) {
+        return false;
+    }
+    i->in = &x->program->code[i->pc / VTPU_INSTR_BYTES];
+    if (i->in->cause || i->in->info->engine != engine) {
+        return false;
+    }
+    for (unsigned n = 0; n < i->in->info->num_operands; n++) {
+        if (!check_operand(x, i->in->info, i->in->info->kind[n], i->v[n])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool vtpu_seq_restore(VtpuExec *x)
+{
+    x->pending = 0;
+    for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
+        for (unsigned n = 0; n < x->engine[e].count; n++) {
+            if (!restore_issued(x, e, &x->engine[e].queue[n])) {
+                return false;
+            }
+        }
+        x->pending += x->engine[e].count;
+    }
+    /* One past the end is a fault that is to come. */
+    return x->pc % VTPU_INSTR_BYTES == 0 && x->pc <= x->program->size;
 }

@@ -342,13 +342,12 @@ static void vtpu_exit_hbm(VtpuState *s)
     }
     if (s->hbm_backend) {
         host_memory_backend_set_mapped(s->hbm_backend, false);
-    } else {
-        /*
-         * The block lives until the last reader is gone: free its name now,
-         * for a device that is plugged in again.
-         */
-        vmstate_unregister_ram(s->hbm, DEVICE(s));
     }
+    /*
+     * The block lives until the last reader is gone: free its name now, for a
+     * device that is plugged in again.
+     */
+    vmstate_unregister_ram(s->hbm, DEVICE(s));
 }
 
 static bool vtpu_check_properties(VtpuState *s, Error **errp)
@@ -412,7 +411,9 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         vtpu_calls_exit(s);
         vtpu_exit_capabilities(s);
         vtpu_exit_hbm(s);
+        return;
     }
+    vtpu_migration_init(s);
 }
 
 static void vtpu_exit(PCIDevice *pdev)
@@ -420,6 +421,7 @@ static void vtpu_exit(PCIDevice *pdev)
     VtpuState *s = VTPU(pdev);
     VtpuCore *core = s->core;
 
+    vtpu_migration_exit(s);
     /*
      * A vCPU may be waiting for the BQL in an access to a BAR, and the command
      * thread for a call: neither is to use the machine after this.
@@ -456,11 +458,6 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_STRING("timing", VtpuState, timing),
     DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
     DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
-};
-
-static const VMStateDescription vtpu_vmstate = {
-    .name = TYPE_VTPU,
-    .unmigratable = 1,
 };
 
 static void vtpu_class_init(ObjectClass *class, void *data)

@@ -43,6 +43,7 @@ struct VtpuState {
     MemoryRegion *hbm; /* hbm_ram, or the backend's */
     VtpuCore *core;    /* under the BQL; NULL before realize, once unplugged */
     VtpuCalls calls;
+    VMChangeStateEntry *vm_state_change;
 
     /* Properties */
     uint64_t hbm_size;
@@ -73,6 +74,11 @@ void vtpu_calls_exit(VtpuState *s);
 /* BQL held and kept: returns when the machine is at rest; until unpark. */
 void vtpu_park(VtpuState *s);
 void vtpu_unpark(VtpuState *s);
+
+/* vtpu_migration.c; around the life of the realized device. */
+void vtpu_migration_init(VtpuState *s);
+void vtpu_migration_exit(VtpuState *s);
+extern const VMStateDescription vtpu_vmstate;
 
 /* vtpu.c, BQL held: whether its BARs read all ones and take no writes. */
 void vtpu_set_dead(VtpuState *s, bool dead);
