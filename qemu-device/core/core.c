@@ -192,7 +192,7 @@ static void become_parked(VtpuCore *core)
 /* Lock held: stays while the machine is to be parked, or sleeps. */
 static void rest(VtpuCore *core)
 {
-    bool rests = stands_still(core), busy = core->busy;
+    bool rests = stands_still(core);
 
     if (rests) {
         vtpu_sched_pause(core);
@@ -204,13 +204,7 @@ static void rest(VtpuCore *core)
         } else {
             pthread_cond_wait(&core->wake, &core->lock);
         }
-        if (core->parked && !core->park) {
-            core->still_ns += vtpu_now_ns() - core->parked_ns;
-            core->parked = false;
-            core->busy = busy;
-        }
     }
-    core->parked = false; /* when it is to exit */
     if (core->park && core->running >= 0) {
         atomic_store(&core->attention, 1);
     }
@@ -359,7 +353,12 @@ bool vtpu_core_is_parked(const VtpuCore *core)
 void vtpu_core_resume(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    core->park = core->parked = false; /* who parks it again is to be told again */
+    core->park = false;
+    if (core->parked) {
+        core->still_ns += vtpu_now_ns() - core->parked_ns;
+        core->parked = false; /* who parks it again is to be told again */
+        core->busy = true;    /* its thread looks for work */
+    }
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
 }

@@ -107,6 +107,7 @@ static int vtpu_get_machine(QEMUFile *f, void *pv, size_t size,
         error_report("vtpu: cannot load the machine's state: %s", error);
         return -EINVAL;
     }
+    vtpu_set_dead(s, vtpu_core_injected(s->core, VTPU_INJECT_DEAD));
     return 0;
 }
 

@@ -18,28 +18,19 @@ from qtest import (
     EXEC,
     RAM,
     READ,
-    ROOT_PORT,
     WRITE,
     AddressSpace,
     D,
-    Pci,
     Qemu,
     Queue,
     Vtpu,
+    device_arguments,
     wait_for,
 )
 
 TABLES, CODE, DATA = 0x100000, 0x200000, 0x300000
 HBM_BYTES = 32 << 20
 Start = Callable[..., Vtpu]
-
-
-class _Incoming(Vtpu):
-    """A device that is to be loaded: nothing is written to it before."""
-
-    def __init__(self, qemu: Qemu) -> None:
-        self.qemu = qemu
-        self.port, self.pci = Pci(qemu, 0, 4), Pci(qemu, 1, 0)
 
 
 @pytest.fixture
@@ -54,16 +45,13 @@ def start(qemu_command: list[str], tmp_path: Path) -> Iterator[Start]:
             folder.mkdir()
             count += 1
             settings = {"hbm_size": str(HBM_BYTES), "threads": "2"} | properties
-            words = ",".join(f"{key.replace('_', '-')}={value}" for key, value in settings.items())
-            device = ("-device", f"vtpu,id=tpu,bus=rp,{words}")
             more = ("-incoming", "defer") if incoming else ()
             qemu = stack.enter_context(
-                Qemu(qemu_command, folder, *options, *ROOT_PORT, *device, *more)
+                Qemu(qemu_command, folder, *options, *device_arguments(**settings), *more)
             )
-            if incoming:
-                return _Incoming(qemu)
-            vtpu = Vtpu(qemu)
-            vtpu.enable()
+            vtpu = Vtpu(qemu, set_up=not incoming)
+            if not incoming:
+                vtpu.enable()
             return vtpu
 
         yield make
