@@ -38,11 +38,12 @@ def build(root: Path) -> Qemu:
     """Compiles what changed; the tree is kept, so an edit costs seconds."""
     script = DEVICE / "build-qemu"
     source = qemu_source(root)
-    tree = cache_dir() / f"qemu-tree-{key(identity(root), script)}"
-    out = cache_dir() / f"qemu-{key(tree.name, *_OVERLAY)}"
+    tree = cache_dir() / f"qemu-tree-{key(identity(root), source.name)}"
+    out = cache_dir() / f"qemu-{key(tree.name, script, *_OVERLAY)}"
     qemu = Qemu(root, out / "qemu-system-x86_64.bin")
     if not out.is_dir():
         with Stage("QEMU with the vTPU device") as stage:
+            _take_over(tree, source.stem)
             need_space(cache_dir(), 200 if tree.is_dir() else 2000, "QEMU")
             with fresh(out) as work:
                 work.mkdir()
@@ -67,6 +68,15 @@ def build(root: Path) -> Qemu:
                 remove(old)
     prune("qemu-????????????????", out)
     return qemu
+
+
+def _take_over(tree: Path, source: str) -> None:
+    """Trees were once named by their script, too: one of the same source is brought up to date."""
+    _, _, version = source.partition("_")
+    for old in cache_dir().glob("qemu-tree-*"):
+        log = old / "src/debian/changelog"
+        if not tree.exists() and log.is_file() and f":{version})" in log.read_text()[:200]:
+            old.rename(tree)
 
 
 def _write_wrapper(folder: Path, qemu: Qemu) -> None:

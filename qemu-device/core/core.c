@@ -141,25 +141,45 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
     vtpu_core_kick(core); /* it may be in a pause */
 }
 
+static bool is_exiting(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool exiting = core->exiting;
+    pthread_mutex_unlock(&core->lock);
+    return exiting;
+}
+
 /*
- * Lock held: HBM to zero. What is zero is only read, so that memory which nobody
- * touched costs the host nothing.
+ * HBM to zero. What is zero is only read, so that memory which nobody touched
+ * costs the host nothing.
  */
 static void clear_hbm(VtpuCore *core)
 {
-    for (uint64_t at = 0; at < core->hbm_bytes && !core->exiting; at += CLEAR_STEP) {
+    VtpuExec *x = &core->exec[0]; /* none is in progress */
+
+    for (uint64_t at = 0; at < core->hbm_bytes && !is_exiting(core); at += CLEAR_STEP) {
         uint8_t *part = core->hbm + at;
 
-        pthread_mutex_unlock(&core->lock);
         if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
             memset(part, 0, CLEAR_STEP);
-            vtpu_dirty(&core->exec[0], part, CLEAR_STEP);
+            vtpu_dirty(x, part, CLEAR_STEP);
+        }
+    }
+    vtpu_dirty_flush(x);
+}
+
+/* Lock held, in a reset. */
+static void clear_if_wanted(VtpuCore *core)
+{
+    while (core->clear && !core->exiting) {
+        core->clear = false;
+        pthread_mutex_unlock(&core->lock);
+        clear_hbm(core);
+        if (core->ops.hbm_cleared) {
+            core->ops.hbm_cleared(core->opaque);
         }
         pthread_mutex_lock(&core->lock);
     }
-    pthread_mutex_unlock(&core->lock);
-    vtpu_dirty_flush(&core->exec[0]);
-    pthread_mutex_lock(&core->lock);
 }
 
 /*
@@ -226,7 +246,7 @@ bool vtpu_core_parking(VtpuCore *core)
 
 bool vtpu_core_boundary(VtpuCore *core)
 {
-    bool held = core->share.held, cleared = false;
+    bool held = core->share.held;
 
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
@@ -235,11 +255,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
-        while (core->clear && !core->exiting) {
-            core->clear = false;
-            clear_hbm(core);
-            cleared = !core->exiting;
-        }
+        clear_if_wanted(core);
         vtpu_core_finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -248,9 +264,6 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
     for (; irqs; irqs &= irqs - 1) {
         vtpu_raise_irq(core, (unsigned)__builtin_ctzll(irqs));
-    }
-    if (cleared && core->ops.hbm_cleared) {
-        core->ops.hbm_cleared(core->opaque);
     }
     /* A command that had the engines gets them back, after others in their turn. */
     return go_on && (!held || ((core->running < 0 || vtpu_engines_take(core)) &&
@@ -310,6 +323,14 @@ void vtpu_core_wait_awake(VtpuCore *core)
     if (held) {
         vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
     }
+}
+
+bool vtpu_core_hbm_clear(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool clear = !core->clear;
+    pthread_mutex_unlock(&core->lock);
+    return clear;
 }
 
 bool vtpu_core_resetting(VtpuCore *core)

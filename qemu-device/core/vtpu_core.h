@@ -78,7 +78,7 @@ typedef struct VtpuCoreOps {
     bool (*trace_instructions)(void *opaque);
     /* After vtpu_core_park(): at rest now. May be NULL. */
     void (*parked)(void *opaque);
-    /* A reset that clears HBM has ended. May be NULL. */
+    /* HBM is zero and the reset about to end; see vtpu_core_hbm_clear(). May be NULL. */
     void (*hbm_cleared)(void *opaque);
     /* Came just now, before its fault is recorded. May be NULL. */
     void (*hardware_error)(void *opaque, VtpuHardwareError what);
@@ -131,8 +131,10 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail);
  * DMA and raises no interrupt after that.
  */
 void vtpu_core_reset(VtpuCore *core);
-/* The same, and HBM is zero before RESETTING ends; then `hbm_cleared` is called. */
+/* The same, and HBM is zero and `hbm_cleared` called before RESETTING ends. */
 void vtpu_core_reset_and_clear(VtpuCore *core);
+/* For `hbm_cleared`. False: meanwhile another clearing was asked for, and follows. */
+bool vtpu_core_hbm_clear(VtpuCore *core);
 /*
  * True from the start of a reset until the old work is gone: a callback that
  * asks under the lock under which resets are started knows that it is stale.

@@ -33,8 +33,6 @@
 #define VTPU_CAP_PCIE   0x60
 #define VTPU_EXT_AER    0x100
 
-#define VTPU_DOORBELL_PAGE 4096
-
 /* Callbacks of the machine, on its command thread */
 
 static void vtpu_guest_error(void *opaque, const char *message)
@@ -46,7 +44,7 @@ static void vtpu_hbm_dirty(void *opaque, uint64_t offset, uint64_t len)
 {
     VtpuState *s = opaque;
 
-    memory_region_set_dirty(s->hbm, offset, len);
+    memory_region_set_dirty(s->hbm, s->hbm_offset + offset, len);
 }
 
 static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
@@ -134,6 +132,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .trace_instructions = vtpu_trace_instructions,
     .parked = vtpu_parked,
     .hardware_error = vtpu_report_hardware_error,
+    .hbm_cleared = vtpu_hbm_cleared,
 };
 
 /*
@@ -263,6 +262,7 @@ static void vtpu_write_config(PCIDevice *pdev, uint32_t addr, uint32_t value,
     if (s->core && asleep != was_asleep) {
         vtpu_set_asleep(s, asleep);
     }
+    vtpu_sriov_config_written(s);
 }
 
 static bool vtpu_init_capabilities(VtpuState *s, Error **errp)
@@ -316,93 +316,47 @@ static void vtpu_exit_capabilities(VtpuState *s)
 
 /* Life */
 
-static bool vtpu_init_hbm(VtpuState *s, Error **errp)
+static const char *vtpu_backend_name(VtpuState *s)
 {
-    if (!s->hbm_backend) {
-        s->hbm = &s->hbm_ram;
-        return memory_region_init_ram(s->hbm, OBJECT(s), "vtpu-hbm",
-                                      s->hbm_size, errp);
-    }
-    if (host_memory_backend_is_mapped(s->hbm_backend)) {
-        error_setg(errp, "vtpu: memory backend '%s' is already in use",
-                   object_get_canonical_path_component(
-                       OBJECT(s->hbm_backend)));
-        return false;
-    }
-    s->hbm = host_memory_backend_get_memory(s->hbm_backend);
-    s->hbm_size = memory_region_size(s->hbm);
-    host_memory_backend_set_mapped(s->hbm_backend, true);
-    return true;
+    return object_get_canonical_path_component(OBJECT(s->hbm_backend));
 }
 
-static void vtpu_exit_hbm(VtpuState *s)
+bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
+                           Error **errp)
 {
-    if (memory_region_is_mapped(s->hbm)) {
-        memory_region_del_subregion(&s->bar[VTPU_HBM].all, s->hbm);
-    }
-    if (s->hbm_backend) {
-        host_memory_backend_set_mapped(s->hbm_backend, false);
-    }
-    /*
-     * The block lives until the last reader is gone: free its name now, for a
-     * device that is plugged in again.
-     */
-    vmstate_unregister_ram(s->hbm, DEVICE(s));
-}
-
-static bool vtpu_check_properties(VtpuState *s, Error **errp)
-{
-    uint64_t size = s->hbm_backend
-                        ? memory_region_size(host_memory_backend_get_memory(
-                              s->hbm_backend))
-                        : s->hbm_size;
-
-    if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
-        error_setg(errp, "vtpu: hbm-size must be a power of two "
-                   "from 16 MiB to 64 GiB");
-        return false;
-    }
-    return true;
-}
-
-static void vtpu_realize(PCIDevice *pdev, Error **errp)
-{
-    VtpuState *s = VTPU(pdev);
+    PCIDevice *pdev = PCI_DEVICE(s);
     const char *error;
 
-    if (!vtpu_check_properties(s, errp) || !vtpu_init_hbm(s, errp)) {
-        return;
-    }
-    vtpu_init_bar(s, VTPU_REGS, VTPU_BAR_REGS, PCI_BASE_ADDRESS_SPACE_MEMORY,
-                  "vtpu-bar0", VTPU_REGS_SIZE);
-    vtpu_init_bar(s, VTPU_HBM, VTPU_BAR_HBM,
-                  PCI_BASE_ADDRESS_MEM_TYPE_64 | PCI_BASE_ADDRESS_MEM_PREFETCH,
-                  "vtpu-bar2", s->hbm_size);
-    vtpu_init_bar(s, VTPU_DOORBELLS, VTPU_BAR_DOORBELL,
-                  PCI_BASE_ADDRESS_SPACE_MEMORY, "vtpu-bar4",
-                  VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
+    vtpu_init_bar(s, VTPU_REGS, VTPU_BAR_REGS, VTPU_BAR_REGS_TYPE, "vtpu-bar0",
+                  VTPU_REGS_SIZE);
+    vtpu_init_bar(s, VTPU_HBM, VTPU_BAR_HBM, VTPU_BAR_HBM_TYPE, "vtpu-bar2",
+                  s->hbm_size);
+    vtpu_init_bar(s, VTPU_DOORBELLS, VTPU_BAR_DOORBELL, VTPU_BAR_DOORBELL_TYPE,
+                  "vtpu-bar4", VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
     memory_region_init_io(&s->regs, OBJECT(s), &vtpu_regs_ops, s, "vtpu-regs",
                           VTPU_MSIX_TABLE);
-    memory_region_add_subregion(&s->bar[VTPU_REGS].all, 0, &s->regs);
-    memory_region_add_subregion(&s->bar[VTPU_HBM].all, 0, s->hbm);
+    memory_region_init_alias(&s->hbm_slice, OBJECT(s), "vtpu-hbm-slice", s->hbm,
+                             s->hbm_offset, s->hbm_size);
     memory_region_init_io(&s->doorbells, OBJECT(s), &vtpu_doorbell_ops, s,
                           "vtpu-doorbells",
                           VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
+    memory_region_add_subregion(&s->bar[VTPU_REGS].all, 0, &s->regs);
+    memory_region_add_subregion(&s->bar[VTPU_HBM].all, 0, &s->hbm_slice);
     memory_region_add_subregion(&s->bar[VTPU_DOORBELLS].all, 0, &s->doorbells);
     if (!vtpu_init_capabilities(s, errp)) {
-        vtpu_exit_hbm(s);
-        return;
+        return false;
     }
 
     VtpuCoreConfig config = {
-        .hbm = memory_region_get_ram_ptr(s->hbm),
+        .hbm = memory_region_get_ram_ptr(&s->hbm_slice),
         .hbm_bytes = s->hbm_size,
-        .threads = s->threads,
-        .isa_path = s->isa_path,
-        .schedule_seed = s->schedule_seed,
-        .timing = s->timing,
-        .timing_file = s->timing_file,
-        .timing_trace = s->timing_trace,
+        .isa_path = pf->isa_path,
+        .schedule_seed = pf->schedule_seed,
+        .timing = pf->timing,
+        .timing_file = pf->timing_file,
+        .timing_trace = number ? NULL : pf->timing_trace, /* it is one file */
+        .chip = s->chip,
+        .function = number,
     };
     vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
@@ -410,15 +364,14 @@ static void vtpu_realize(PCIDevice *pdev, Error **errp)
         error_setg(errp, "vtpu: %s", error);
         vtpu_calls_exit(s);
         vtpu_exit_capabilities(s);
-        vtpu_exit_hbm(s);
-        return;
+        return false;
     }
     vtpu_migration_init(s);
+    return true;
 }
 
-static void vtpu_exit(PCIDevice *pdev)
+void vtpu_function_exit(VtpuState *s)
 {
-    VtpuState *s = VTPU(pdev);
     VtpuCore *core = s->core;
 
     vtpu_migration_exit(s);
@@ -434,18 +387,134 @@ static void vtpu_exit(PCIDevice *pdev)
     vtpu_core_free(core);
     vtpu_calls_exit(s);
     vtpu_exit_capabilities(s);
-    vtpu_exit_hbm(s);
 }
 
-static void vtpu_reset_hold(Object *obj, ResetType type)
+void vtpu_function_reset(VtpuState *s)
 {
-    VtpuState *s = VTPU(obj);
-
     trace_vtpu_reset(s);
     pcie_cap_deverr_reset(PCI_DEVICE(s));
     if (s->core) {
         vtpu_start_reset(s);
     }
+}
+
+/* The physical function */
+
+static bool vtpu_check_hbm_size(const char *property, uint64_t size,
+                                Error **errp)
+{
+    if (size < 16 * MiB || size > 64 * GiB || !is_power_of_2(size)) {
+        error_setg(errp, "vtpu: %s must be a power of two from 16 MiB to "
+                   "64 GiB", property);
+        return false;
+    }
+    return true;
+}
+
+static bool vtpu_check_properties(VtpuState *s, Error **errp)
+{
+    if (s->num_vfs > VTPU_MAX_VFS) {
+        error_setg(errp, "vtpu: sriov-vfs must be at most %d", VTPU_MAX_VFS);
+        return false;
+    }
+    if (s->num_vfs &&
+        !vtpu_check_hbm_size("vf-hbm-size", s->vf_hbm_size, errp)) {
+        return false;
+    }
+    if (s->hbm_backend) {
+        uint64_t vfs = s->num_vfs * s->vf_hbm_size, size;
+
+        g_autofree char *name =
+            g_strdup_printf("hbm-memdev '%s'%s", vtpu_backend_name(s),
+                            vfs ? ", less sriov-vfs times vf-hbm-size," : "");
+
+        size = memory_region_size(
+            host_memory_backend_get_memory(s->hbm_backend));
+        s->hbm_size = size > vfs ? size - vfs : 0;
+        return vtpu_check_hbm_size(name, s->hbm_size, errp);
+    }
+    return vtpu_check_hbm_size("hbm-size", s->hbm_size, errp);
+}
+
+static bool vtpu_init_hbm(VtpuState *s, Error **errp)
+{
+    if (!s->hbm_backend) {
+        s->hbm = &s->hbm_ram;
+        return memory_region_init_ram(s->hbm, OBJECT(s), "vtpu-hbm",
+                                      s->hbm_size + s->num_vfs * s->vf_hbm_size,
+                                      errp);
+    }
+    if (host_memory_backend_is_mapped(s->hbm_backend)) {
+        error_setg(errp, "vtpu: memory backend '%s' is already in use",
+                   vtpu_backend_name(s));
+        return false;
+    }
+    s->hbm = host_memory_backend_get_memory(s->hbm_backend);
+    host_memory_backend_set_mapped(s->hbm_backend, true);
+    /* A backend's memory belongs to nobody's state before this. */
+    vmstate_register_ram(s->hbm, DEVICE(s));
+    return true;
+}
+
+static void vtpu_exit_hbm(VtpuState *s)
+{
+    if (s->hbm_backend) {
+        host_memory_backend_set_mapped(s->hbm_backend, false);
+    }
+    /*
+     * The block lives until the last reader is gone: free its name now, for a
+     * device that is plugged in again.
+     */
+    vmstate_unregister_ram(s->hbm, DEVICE(s));
+}
+
+static bool vtpu_init_chip(VtpuState *s, Error **errp)
+{
+    const char *error;
+
+    s->chip = vtpu_chip_new(s->threads, &error);
+    if (!s->chip) {
+        error_setg(errp, "vtpu: %s", error);
+    }
+    return s->chip;
+}
+
+static void vtpu_realize(PCIDevice *pdev, Error **errp)
+{
+    VtpuState *s = VTPU(pdev);
+
+    if (!vtpu_check_properties(s, errp) || !vtpu_init_hbm(s, errp)) {
+        return;
+    }
+    if (!vtpu_init_chip(s, errp)) {
+        goto no_chip;
+    }
+    if (!vtpu_function_realize(s, s, 0, errp)) {
+        goto no_function;
+    }
+    if (vtpu_sriov_init(s, errp)) {
+        return;
+    }
+    vtpu_function_exit(s);
+no_function:
+    vtpu_chip_free(s->chip);
+no_chip:
+    vtpu_exit_hbm(s);
+}
+
+static void vtpu_exit(PCIDevice *pdev)
+{
+    VtpuState *s = VTPU(pdev);
+
+    vtpu_sriov_exit(s);
+    vtpu_function_exit(s);
+    vtpu_chip_free(s->chip);
+    vtpu_exit_hbm(s);
+}
+
+static void vtpu_reset_hold(Object *obj, ResetType type)
+{
+    vtpu_function_reset(VTPU(obj));
 }
 
 static const Property vtpu_properties[] = {
@@ -458,7 +527,22 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_STRING("timing", VtpuState, timing),
     DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
     DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
+    DEFINE_PROP_UINT16("sriov-vfs", VtpuState, num_vfs, 0),
+    DEFINE_PROP_SIZE("vf-hbm-size", VtpuState, vf_hbm_size, 256 * MiB),
 };
+
+static void vtpu_function_class_init(ObjectClass *class, void *data)
+{
+    DeviceClass *dc = DEVICE_CLASS(class);
+    PCIDeviceClass *k = PCI_DEVICE_CLASS(class);
+
+    k->config_write = vtpu_write_config;
+    k->vendor_id = VTPU_VENDOR_ID;
+    k->revision = VTPU_REVISION;
+    k->class_id = VTPU_CLASS >> 8;
+    set_bit(DEVICE_CATEGORY_MISC, dc->categories);
+    vtpu_monitor_class_init(class);
+}
 
 static void vtpu_class_init(ObjectClass *class, void *data)
 {
@@ -468,33 +552,30 @@ static void vtpu_class_init(ObjectClass *class, void *data)
 
     k->realize = vtpu_realize;
     k->exit = vtpu_exit;
-    k->config_write = vtpu_write_config;
-    k->vendor_id = VTPU_VENDOR_ID;
     k->device_id = VTPU_DEVICE_ID;
-    k->revision = VTPU_REVISION;
-    k->class_id = VTPU_CLASS >> 8;
     rc->phases.hold = vtpu_reset_hold;
     dc->desc = "Virtual tensor processing unit";
     dc->vmsd = &vtpu_vmstate;
     device_class_set_props(dc, vtpu_properties);
-    set_bit(DEVICE_CATEGORY_MISC, dc->categories);
-    vtpu_monitor_class_init(class);
 }
 
-static const TypeInfo vtpu_info = {
-    .name = TYPE_VTPU,
-    .parent = TYPE_PCI_DEVICE,
-    .instance_size = sizeof(VtpuState),
-    .class_init = vtpu_class_init,
-    .interfaces = (InterfaceInfo[]) {
-        { INTERFACE_PCIE_DEVICE },
-        { }
+static const TypeInfo vtpu_types[] = {
+    {
+        .name = TYPE_VTPU_FUNCTION,
+        .parent = TYPE_PCI_DEVICE,
+        .abstract = true,
+        .instance_size = sizeof(VtpuState),
+        .class_init = vtpu_function_class_init,
+        .interfaces = (InterfaceInfo[]) {
+            { INTERFACE_PCIE_DEVICE },
+            { }
+        },
+    },
+    {
+        .name = TYPE_VTPU,
+        .parent = TYPE_VTPU_FUNCTION,
+        .class_init = vtpu_class_init,
     },
 };
 
-static void vtpu_register_types(void)
-{
-    type_register_static(&vtpu_info);
-}
-
-type_init(vtpu_register_types)
+DEFINE_TYPES(vtpu_types)

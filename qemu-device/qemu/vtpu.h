@@ -11,8 +11,19 @@
 
 #include "core/vtpu_core.h"
 
-#define TYPE_VTPU "vtpu"
-OBJECT_DECLARE_SIMPLE_TYPE(VtpuState, VTPU)
+#define TYPE_VTPU_FUNCTION "vtpu-function" /* abstract */
+#define TYPE_VTPU "vtpu"                   /* the physical function */
+#define TYPE_VTPU_VF "vtpu-vf"
+typedef struct VtpuState VtpuState;
+DECLARE_INSTANCE_CHECKER(VtpuState, VTPU, TYPE_VTPU_FUNCTION)
+
+#define VTPU_DOORBELL_PAGE 4096
+
+/* Of physical and virtual functions alike */
+#define VTPU_BAR_REGS_TYPE     PCI_BASE_ADDRESS_SPACE_MEMORY
+#define VTPU_BAR_HBM_TYPE \
+    (PCI_BASE_ADDRESS_MEM_TYPE_64 | PCI_BASE_ADDRESS_MEM_PREFETCH)
+#define VTPU_BAR_DOORBELL_TYPE PCI_BASE_ADDRESS_SPACE_MEMORY
 
 /* BQL held. */
 typedef void VtpuCallFn(VtpuState *s, void *arg);
@@ -26,6 +37,7 @@ typedef struct VtpuCalls {
     void *arg;
     bool parked, closed;
 } VtpuCalls;
+
 enum { VTPU_REGS, VTPU_HBM, VTPU_DOORBELLS, VTPU_NUM_BARS };
 
 typedef struct VtpuBar {
@@ -39,20 +51,47 @@ struct VtpuState {
     VtpuBar bar[VTPU_NUM_BARS];
     MemoryRegion regs;
     MemoryRegion doorbells;
-    MemoryRegion hbm_ram;
-    MemoryRegion *hbm; /* hbm_ram, or the backend's */
+    MemoryRegion *hbm;      /* of the chip */
+    MemoryRegion hbm_slice; /* this function's part of it */
+    uint64_t hbm_offset;    /* where that begins */
+    VtpuChip *chip;
     VtpuCore *core;    /* under the BQL; NULL before realize, once unplugged */
     VtpuCalls calls;
     VMChangeStateEntry *vm_state_change;
 
-    /* Properties */
+    /* Of the physical function alone */
+    MemoryRegion hbm_ram;    /* hbm, without a backend */
+    Error *migration_blocker;
+    unsigned num_used_slices; /* of virtual functions */
+
+    /* Of a virtual function alone */
+    bool slice_used; /* it may hold data: enabled, or not cleared since */
+
+    /* Properties; a virtual function has hbm_size alone */
     uint64_t hbm_size;
     HostMemoryBackend *hbm_backend;
     uint32_t threads;
     char *isa_path;
     uint64_t schedule_seed;
     char *timing, *timing_file, *timing_trace;
+    uint16_t num_vfs;
+    uint64_t vf_hbm_size;
 };
+
+/*
+ * vtpu.c: what every function does. Realize wants hbm, hbm_offset, hbm_size and
+ * chip; errors leave nothing behind.
+ */
+bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
+                           Error **errp);
+void vtpu_function_exit(VtpuState *s);
+void vtpu_function_reset(VtpuState *s);
+
+/* vtpu_sriov.c: what the physical function does for virtual ones, if it has any. */
+bool vtpu_sriov_init(VtpuState *s, Error **errp);
+void vtpu_sriov_exit(VtpuState *s);
+void vtpu_sriov_config_written(VtpuState *s);
+void vtpu_hbm_cleared(void *opaque); /* VtpuCoreOps */
 
 /* vtpu_call.c: VtpuCoreOps. */
 bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len);

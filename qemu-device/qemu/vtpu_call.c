@@ -62,10 +62,6 @@ static void vtpu_call_bh(void *opaque)
     qemu_mutex_unlock(&s->calls.lock);
 }
 
-/*
- * Command thread. Has fn(s, arg) called under the BQL, and waits for its end. False: the device
- * is leaving, and it may not have been called.
- */
 bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
 {
     VtpuCalls *calls = &s->calls;
@@ -205,7 +201,11 @@ void vtpu_interrupt(void *opaque, unsigned vector)
 void vtpu_start_reset(VtpuState *s)
 {
     WITH_QEMU_LOCK_GUARD(&s->calls.lock) {
-        vtpu_core_reset(s->core);
+        if (s->slice_used) {
+            vtpu_core_reset_and_clear(s->core);
+        } else {
+            vtpu_core_reset(s->core);
+        }
     }
 }
 

@@ -38,10 +38,6 @@ void vtpu_migration_init(VtpuState *s)
     }
     s->vm_state_change = qdev_add_vm_change_state_handler(
         DEVICE(s), vtpu_vm_state_change, s);
-    /* A backend's memory belongs to nobody's state before this. */
-    if (s->hbm_backend) {
-        vmstate_register_ram(s->hbm, DEVICE(s));
-    }
 }
 
 void vtpu_migration_exit(VtpuState *s)

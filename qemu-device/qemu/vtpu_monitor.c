@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-or-later */
 /*
  * vTPU, PCIe endpoint: what the monitor can see of a running device and do to
- * it, as properties (qom-get and qom-set, in QMP and HMP).
+ * it, as properties (qom-get and qom-set, in QMP and HMP) and as "info vtpu".
  */
 #include "qemu/osdep.h"
+#include "monitor/monitor.h"
 #include "qapi/error.h"
+#include "qapi/type-helpers.h"
 #include "qapi/visitor.h"
+#include "qemu/module.h"
+#include "qemu/units.h"
 
 #include "vtpu.h"
 
@@ -119,3 +123,44 @@ void vtpu_monitor_class_init(ObjectClass *class)
     object_class_property_set_description(class, "state",
         "queues, contexts and engines, a line each");
 }
+
+/* info vtpu: the state of each device, below a line that says which it is. */
+
+static int vtpu_info_of(Object *obj, void *opaque)
+{
+    GString *text = opaque;
+    VtpuState *s = (VtpuState *)object_dynamic_cast(obj, TYPE_VTPU);
+
+    if (s) {
+        PCIDevice *pdev = PCI_DEVICE(s);
+        g_autofree char *state = vtpu_get_state(obj, NULL);
+        g_auto(GStrv) lines = g_strsplit(g_strchomp(state), "\n", -1);
+
+        g_string_append_printf(text, "%s: %02x:%02x.%x, HBM %" PRIu64 " MiB\n",
+                               DEVICE(s)->id ?: "(no id)",
+                               pci_dev_bus_num(pdev), PCI_SLOT(pdev->devfn),
+                               PCI_FUNC(pdev->devfn), s->hbm_size / MiB);
+        for (char **line = lines; *line; line++) {
+            g_string_append_printf(text, "  %s\n", *line);
+        }
+    }
+    return 0;
+}
+
+static HumanReadableText *vtpu_info(Error **errp)
+{
+    g_autoptr(GString) text = g_string_new("");
+
+    object_child_foreach_recursive(object_get_root(), vtpu_info_of, text);
+    if (!text->len) {
+        g_string_append(text, "no vTPU\n");
+    }
+    return human_readable_text_from_str(text);
+}
+
+static void vtpu_register_info(void)
+{
+    monitor_register_hmp_info_hrt("vtpu", vtpu_info);
+}
+
+type_init(vtpu_register_info)

@@ -22,8 +22,8 @@ def place_ecam(qemu: Qemu) -> None:
 class Config:
     """All 4 KiB of one function's configuration space, through memory."""
 
-    def __init__(self, qemu: Qemu, bus: int, slot: int) -> None:
-        self.qemu, self._at = qemu, ECAM + (bus << 20 | slot << 15)
+    def __init__(self, qemu: Qemu, bus: int, slot: int, function: int = 0) -> None:
+        self.qemu, self._at = qemu, ECAM + (bus << 20 | slot << 15 | function << 12)
         place_ecam(qemu)
 
     def read(self, offset: int, size: int = 4) -> int:

@@ -84,6 +84,7 @@ class Qemu:
                     *command,
                     *("-machine", "q35,accel=qtest", "-m", "256", "-display", "none"),
                     *("-nodefaults", "-no-user-config", "-d", "guest_errors"),
+                    *("-global", "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"),
                     *("-qtest", f"unix:{folder}/qtest", "-qtest-log", "none"),
                     *("-qmp", f"unix:{folder}/qmp"),
                     *options,
@@ -172,8 +173,8 @@ class Qemu:
 class Pci:
     """Configuration space of one function, by the 0xcf8 ports."""
 
-    def __init__(self, qemu: Qemu, bus: int, slot: int) -> None:
-        self.qemu, self._base = qemu, 1 << 31 | bus << 16 | slot << 11
+    def __init__(self, qemu: Qemu, bus: int, slot: int, function: int = 0) -> None:
+        self.qemu, self._base = qemu, 1 << 31 | bus << 16 | slot << 11 | function << 8
 
     def read(self, offset: int, size: int = 4) -> int:
         self.qemu.outl(0xCF8, self._base | (offset & ~3))
@@ -295,10 +296,16 @@ class Vtpu:
         wait_for(lambda: self.property(f"inject-{fault}") == value, f"inject-{fault}")
 
     def cut_power(self) -> None:
-        """Of its slot, as a guest does that was asked to let it go."""
+        """Of its slot, which lets it go: asked for by device_del, or pulled out."""
         slot = self.port.capability(0x10) + 0x18
         self.port.write(slot, self.port.read(slot, 2) | 0x0700 | 0x00C0, 2)
-        wait_for(lambda: self.pci.read(0) == 0xFFFFFFFF, "gone")
+        assert self.pci.read(0) == 0xFFFFFFFF and not self.plugged()
+
+    def plugged(self) -> bool:
+        names = (
+            child["name"] for child in self.qemu.qmp("qom-list", path=DEVICE.rpartition("/")[0])
+        )
+        return self.path.rpartition("/")[2] in names
 
     def wait_reset(self) -> None:
         wait_for(lambda: not self.reg("STATUS") & D["STATUS_RESETTING"], "reset")
@@ -349,8 +356,10 @@ class Queue:
         context: int = 0,
         ring: int | None = None,
         fence: int | None = None,
+        vector: int | None = None,
     ) -> None:
-        self.vtpu, self.number, self.tail, self.vector = vtpu, number, 0, number + 1
+        self.vtpu, self.number, self.tail = vtpu, number, 0
+        self.vector = number + 1 if vector is None else vector
         self.ring = vtpu.ram + number * 8192
         self.fence_at = self.ring + 4096
         vtpu.qemu.write(self.ring, bytes(8192))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 from asm import R, ins, pc, program
 from qtest import DEVICE, EXEC, READ, WRITE, AddressSpace, Queue, Vtpu, wait_for
@@ -82,6 +83,29 @@ def test_the_state_in_words(vtpu: Vtpu) -> None:
         "queue 3: FAULTED, context 6, priority 1, vector 4, head 0, tail 1, "
         "fault BAD_CONTEXT access 2 address 0x40 pc 0xffffffff entry 0"
     ) in lines
+
+
+def _info(vtpu: Vtpu) -> list[str]:
+    text = vtpu.qemu.qmp("human-monitor-command", **{"command-line": "info vtpu"})
+    return str(text).splitlines()
+
+
+def test_info_vtpu(open_vtpus: Callable[..., list[Vtpu]]) -> None:
+    """Every device with its place, and its state indented below."""
+    vtpus = open_vtpus(2)
+    vtpus[1].enable()
+    Queue(vtpus[1], 3)
+    lines = _info(vtpus[0])
+    heads = [line for line in lines if not line.startswith("  ")]
+    assert heads == ["tpu: 01:00.0, HBM 64 MiB", "tpu1: 02:00.0, HBM 64 MiB"]
+    first, second = lines[1 : lines.index(heads[1])], lines[lines.index(heads[1]) + 1 :]
+    assert first[0].startswith("  device: disabled") and second[0].startswith("  device: ready")
+    assert "  engine MXU: 0 instructions" in first
+    assert not any(line.startswith("  queue") for line in first)
+    assert [x.split(",")[0] for x in second if "queue" in x] == ["  queue 3: READY"]
+    for vtpu in vtpus:
+        vtpu.cut_power()
+    assert _info(vtpus[0]) == ["no vTPU"]
 
 
 def test_the_state_in_the_human_monitor(vtpu: Vtpu) -> None:

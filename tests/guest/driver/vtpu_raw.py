@@ -88,8 +88,11 @@ IOCTLS = {
 
 
 def node() -> str:
-    """The device's node. Its number is another while an old file is still open."""
-    found = sorted(glob.glob(DEVICES))
+    """The device's node. Its number is another while an old file is still open.
+
+    VTPU_NODE names one of several.
+    """
+    found = sorted(glob.glob(os.environ.get("VTPU_NODE", DEVICES)))
     if not found:
         raise FileNotFoundError(errno.ENOENT, "no device node", DEVICES)
     return found[0]
