@@ -7,6 +7,7 @@ turns; a ratio is the median of the rounds' ratios. JSON goes to stdout.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import statistics
@@ -54,9 +55,10 @@ def main() -> None:
     load = os.getloadavg()[0]
     program = build("build")
     raw = rounds(program, ROUNDS, str(threads))
-    path, unit = raw[0].pop("path"), raw[0].pop("unit")
-    for each in raw[1:]:
-        del each["path"], each["unit"]
+    names = ("path", "int8_unit", "bf16_unit")
+    facts = {name: raw[0][name] or None for name in names}
+    for each, name in itertools.product(raw, names):
+        del each[name]
 
     def ratio(ours: str, best: str) -> float | None:
         """None where this host has no unit to compare with."""
@@ -64,22 +66,34 @@ def main() -> None:
             return None
         return round(statistics.median(each[ours] / each[best] for each in raw), 3)
 
+    def stream_ratio(ours: str, products_a_byte: float) -> float | None:
+        """Over what unit and memory allow: the lesser of the peak, and products of all bytes."""
+        unit = f"{'bf16' if 'bf16' in ours else 'int8'}_unit_gops"
+        if not raw[0][unit]:
+            return None
+        bounds = [min(each[unit], products_a_byte * each["read_loop_gb_s"]) for each in raw]
+        return round(statistics.median(e[ours] / b for e, b in zip(raw, bounds, strict=True)), 3)
+
     result = {
         "weight_stream_ratio": ratio("weight_stream_gb_s", "read_loop_gb_s"),
-        "batch16_int8_ratio": ratio("batch16_gops", "unit_gops"),
-        "prefill_int8_ratio": ratio("prefill_gops", "unit_gops"),
-        "prefill_bf16_ratio": None,
+        **{
+            f"{name}_ratio": ratio(f"{name}_gops", f"{kind}_unit_gops")
+            for kind in ("int8", "bf16")
+            for name in (f"prefill_{kind}", f"prefill_{kind}_k2048", f"batch16_{kind}")
+        },
+        "batch16_int8_memory_ratio": stream_ratio("batch16_int8_memory_gops", 16),
+        "batch16_bf16_memory_ratio": stream_ratio("batch16_bf16_memory_gops", 8),
+        "prefill_q4_ratio": ratio("prefill_q4_gops", "int8_unit_gops"),
+        "batch16_q4_ratio": ratio("batch16_q4_gops", "int8_unit_gops"),
         "copy_ratio": ratio("copy_gb_s", "memcpy_gb_s"),
         "dispatch_ns": round(statistics.median(each["dispatch_ns"] for each in raw), 1),
         **timing_cost(program, threads),
-        "reasons": {"prefill_bf16_ratio": "the device has no product of bf16 weights"},
         "host": {**host.describe(), "threads": threads, "load_before": round(load, 2)},
-        "path": path,
-        "integer_unit": unit or None,
+        **facts,
         "raw": {
             "rounds": raw,
             "units": {
-                "gops": "1e9 products of bytes a second; two a weight, activations have 16 bits",
+                "gops": "1e9 products a second, of bytes or bf16; q4: two a weight, of bytes",
                 "gb_s": "1e9 bytes a second",
             },
         },

@@ -188,6 +188,7 @@ def make_metadata(program: Program, code: Code, binary: bytes, options: Options)
                     "offset": entry.offset,
                     "bytes": entry.bytes,
                     "dtype": entry.type.dtype,
+                    "format": entry.format,
                     "shape": _shape(entry.type),
                     "parts": list(entry.parts),
                 }

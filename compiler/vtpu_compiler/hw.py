@@ -42,6 +42,7 @@ NUM_COUNTERS = 0x20
 MAX_ARGS = 0x10
 FIRST_ARG = 0x8
 VMEM_BYTES = 0x2000000
+MATMUL_I8_MAX_K = 0x20000
 RING_ENTRY = 0x40
 RING_LOG2_MIN = 0x2
 RING_LOG2_MAX = 0xc
@@ -92,6 +93,8 @@ FMT = {
     "Q8_0": 8,
     "Q4_0": 9,
     "Q4_1": 10,
+    "I8": 11,
+    "BF16_TILES": 12,
 }
 
 # Offsets in BAR0; Q_* are of queue 0
@@ -160,11 +163,26 @@ REGISTERS = {
     "Q_INSTRUCTIONS": 0x4068,
 }
 TILE_ROWS = 16
-TILE_COLS = 32
+TILE_COLS = {
+    "Q8_0": 32,
+    "Q4_0": 32,
+    "Q4_1": 32,
+    "I8": 64,
+    "BF16_TILES": 32,
+}
 TILE_BYTES = {
     "Q8_0": 544,
     "Q4_0": 288,
     "Q4_1": 320,
+    "I8": 1024,
+    "BF16_TILES": 1024,
+}
+TILE_TAIL = {
+    "Q8_0": 0,
+    "Q4_0": 0,
+    "Q4_1": 0,
+    "I8": 64,
+    "BF16_TILES": 0,
 }
 
 OPS = {
@@ -439,7 +457,7 @@ OPS = {
         (("dst", "v"), ("table", "g"), ("index", "v4"), ("count", "n"), ("width", "n"), ("table_rows", "n"), ("dst_stride", "stride")),
         {},
         {},
-        ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_1"),
+        ("F32", "BF16", "F16", "Q8_0", "Q4_0", "Q4_1", "I8", "BF16_TILES"),
         False,
         "",
         {},
@@ -463,7 +481,7 @@ OPS = {
         (("dst", "v"), ("src", "v"), ("weight", "g"), ("m", "n"), ("n", "n"), ("k", "n"), ("dst_stride", "stride"), ("src_stride", "stride")),
         {"ACCUMULATE": 1},
         {},
-        ("Q8_0", "Q4_0", "Q4_1"),
+        ("Q8_0", "Q4_0", "Q4_1", "I8", "BF16_TILES"),
         False,
         "",
         {},

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-QUANTISED = ("q8_0", "q4_0", "q4_1")
+QUANTISED = ("q8_0", "q4_0", "q4_1", "i8")
 FLOATS = ("f32", "f16", "bf16")
+MATRICES = (*QUANTISED, "bf16")  # of a matmul's weight
 DTYPES = (*FLOATS, "i32", *QUANTISED)
 ELEMENT_BYTES = {"f32": 4, "i32": 4, "f16": 2, "bf16": 2}
 

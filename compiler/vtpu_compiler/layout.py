@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Weight packing: rows as model files store them -> the device's tiles.
 
-A quantised matrix arrives as rows of 32-value blocks (GGUF's Q8_0, Q4_0 and
-Q4_1 layouts) and becomes tiles of 16 rows by 32 columns, as hw.TILE_BYTES
-describes them. Plain tensors pass through.
+A matrix of blocks arrives as rows of 32-value blocks (GGUF's Q8_0, Q4_0 and
+Q4_1 layouts), one of i8 as all its rows of int8 and then an f32 scale a row, one
+of bf16 as its rows. Each becomes tiles of 16 rows as the hardware's table
+describes them. What no matmul takes passes through.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 from . import hw
 from .ir import ELEMENT_BYTES, QUANTISED, CompileError
+from .ops import tile_format
 
 if TYPE_CHECKING:
     import numpy as np
@@ -30,20 +32,25 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
     """Bytes of a tensor in the weight image (and, for all formats, in a file)."""
     if dtype in QUANTISED:
         rows, columns = shape
-        if rows % hw.TILE_ROWS or columns % hw.TILE_COLS:
+        format_ = dtype.upper()
+        across = hw.TILE_COLS[format_]
+        if rows % hw.TILE_ROWS or columns % across:
             raise CompileError(
                 f"a {dtype} matrix of {rows}x{columns} is not whole tiles of "
-                f"{hw.TILE_ROWS}x{hw.TILE_COLS}"
+                f"{hw.TILE_ROWS}x{across}"
             )
-        tiles = (rows // hw.TILE_ROWS) * (columns // hw.TILE_COLS)
-        return tiles * hw.TILE_BYTES[dtype.upper()]
+        tile_row = columns // across * hw.TILE_BYTES[format_] + hw.TILE_TAIL[format_]
+        return rows // hw.TILE_ROWS * tile_row
     return math.prod(shape) * ELEMENT_BYTES[dtype]
 
 
 def pack_matrix(dtype: str, shape: Sequence[int], raw: Any, out: NDArray[np.uint8]) -> None:
-    """Packs one quantised matrix into out, a byte array of tensor_bytes()."""
+    """Packs the matrix of a matmul into out, a byte array of tensor_bytes()."""
     import numpy as np
 
+    if dtype in _WIDE:
+        _pack_wide(dtype, shape, raw, out)
+        return
     rows, columns = shape
     grid = (rows // hw.TILE_ROWS, hw.TILE_ROWS, columns // BLOCK, BLOCK_BYTES[dtype])
     # [tile row, tile column, row in tile, byte of block]
@@ -65,9 +72,11 @@ def pack_matrix(dtype: str, shape: Sequence[int], raw: Any, out: NDArray[np.uint
 
 
 def unpack_matrix(dtype: str, shape: Sequence[int], tiles: Any) -> bytes:
-    """The inverse of pack_matrix: rows of blocks."""
+    """The inverse of pack_matrix: the bytes of a file."""
     import numpy as np
 
+    if dtype in _WIDE:
+        return _unpack_wide(dtype, shape, tiles)
     rows, columns = shape
     down, across = rows // hw.TILE_ROWS, columns // BLOCK
     data = np.frombuffer(tiles, np.uint8).reshape(down, across, -1)
@@ -86,6 +95,49 @@ def unpack_matrix(dtype: str, shape: Sequence[int], tiles: Any) -> bytes:
     return out.tobytes()
 
 
+_WIDE = ("i8", "bf16")  # tiles of 64 bytes of a row, scales in the tail
+
+
+def _split_i8(raw: Any, rows: int, columns: int) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
+    """Bytes of the integers [rows, columns], and of the scales [rows, 4]."""
+    import numpy as np
+
+    data = np.frombuffer(raw, np.uint8)
+    return data[: rows * columns].reshape(rows, columns), data[rows * columns :].reshape(rows, 4)
+
+
+def _wide_parts(
+    dtype: str, shape: Sequence[int], out: NDArray[np.uint8]
+) -> tuple[NDArray[np.uint32], NDArray[np.uint8]]:
+    """Views of tiles: words of four bytes of a row [tile row, row, word], and the tails."""
+    import numpy as np
+
+    down = shape[0] // hw.TILE_ROWS
+    tail = hw.TILE_TAIL[tile_format(dtype)]
+    whole = out.reshape(down, -1)
+    body = whole[:, : whole.shape[1] - tail]
+    words = body.view(np.uint32).reshape(down, -1, hw.TILE_ROWS).transpose(0, 2, 1)
+    return words, whole[:, body.shape[1] :].reshape(down, hw.TILE_ROWS, -1)
+
+
+def _pack_wide(dtype: str, shape: Sequence[int], raw: Any, out: NDArray[np.uint8]) -> None:
+    import numpy as np
+
+    words, tails = _wide_parts(dtype, shape, out)
+    values = np.frombuffer(raw, np.uint8)
+    if dtype == "i8":
+        values, scales = _split_i8(raw, *shape)
+        tails[...] = scales.reshape(tails.shape)
+    words[...] = values.reshape(*words.shape[:2], -1).view(np.uint32)
+
+
+def _unpack_wide(dtype: str, shape: Sequence[int], tiles: Any) -> bytes:
+    import numpy as np
+
+    words, tails = _wide_parts(dtype, shape, np.frombuffer(tiles, np.uint8))
+    return words.tobytes() + tails.tobytes()
+
+
 def dequantise(dtype: str, shape: Sequence[int], raw: Any) -> NDArray[np.float32]:
     """A tensor as f32, from the bytes that a model file stores."""
     import numpy as np
@@ -97,6 +149,10 @@ def dequantise(dtype: str, shape: Sequence[int], raw: Any) -> NDArray[np.float32
     if dtype == "bf16":
         wide = np.frombuffer(raw, np.uint16).astype(np.uint32) << 16
         return wide.view(np.float32).reshape(shape)
+    if dtype == "i8":
+        rows, columns = shape
+        q, d = _split_i8(raw, rows, columns)
+        return q.view(np.int8).astype(np.float32) * d.view(np.float32)
     blocks = np.frombuffer(raw, np.uint8).reshape(-1, BLOCK_BYTES[dtype])
     scales = blocks[:, : 2 * _scales(dtype)].copy().view(np.float16).astype(np.float32)
     payload = blocks[:, 2 * _scales(dtype) :]
@@ -175,7 +231,7 @@ def _pack_entry(
         if at + size > out.size:
             break
         piece = out[at : at + size]
-        if dtype in QUANTISED:
+        if entry["format"] in hw.TILE_COLS:
             pack_matrix(dtype, shape, raw, piece)
         else:
             piece[:] = data

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from .ir import FLOATS, QUANTISED, Attr, CompileError, Dim, Size, Type, Value
+from . import hw
+from .ir import FLOATS, MATRICES, QUANTISED, Attr, CompileError, Dim, Size, Type, Value
 
 Infer = Callable[[Sequence[Value], Mapping[str, Attr]], Type]
 
@@ -32,6 +33,11 @@ class OpSpec:
     infer: Infer | None
     optional: dict[str, type]
     effect: bool = False
+
+
+def tile_format(dtype: str) -> str:
+    """The hardware's format of a matrix that a matmul takes."""
+    return "BF16_TILES" if dtype == "bf16" else dtype.upper()
 
 
 def _need(condition: bool, message: str) -> None:
@@ -78,12 +84,15 @@ def _rms_norm(x: Sequence[Value], attrs: Mapping[str, Attr]) -> Type:
 
 def _matmul(x: Sequence[Value], attrs: Mapping[str, Attr]) -> Type:
     rows, width = _matrix(x[0], "x", "f32")
-    n, k = _matrix(x[1], "the weight", *QUANTISED)
+    n, k = _matrix(x[1], "the weight", *MATRICES)
     _need(isinstance(n, int), "the weight's rows must be a number")
     assert isinstance(n, int)
     _need(k == width, f"x has {width} columns, the weight {k}")
+    columns = hw.TILE_COLS[tile_format(x[1].dtype)]
     _need(n % 16 == 0, f"the weight's rows, {n}, are not a multiple of 16")
-    _need(k % 32 == 0, f"the weight's columns, {k}, are not a multiple of 32")
+    _need(k % columns == 0, f"the weight's columns, {k}, are not a multiple of {columns}")
+    most = hw.MATMUL_I8_MAX_K
+    _need(x[1].dtype != "i8" or k <= most, f"the weight's columns, {k}, are more than {most}")
     return Type((rows, n), "f32")
 
 

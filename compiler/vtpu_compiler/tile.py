@@ -141,12 +141,17 @@ class Field:
 
 @dataclass(frozen=True, slots=True)
 class WeightEntry:
-    """A tensor of the weight image, made of params one after the other."""
+    """A tensor of the weight image, made of params one after the other.
+
+    format: how the hardware calls the way it lies there: in tiles what a matmul
+        takes, row by row anything else.
+    """
 
     name: str
     offset: int
     bytes: int
     type: Type
+    format: str
     parts: tuple[str, ...]
 
 

@@ -35,7 +35,7 @@ class Tensor:
     """An array on a device.
 
     shape: sizes, outermost first; a `Dim` is a length known only at launch.
-    dtype: f32, f16, bf16, i32, or a block format of weights: q8_0, q4_0, q4_1.
+    dtype: f32, f16, bf16, i32, or a format of weights: q8_0, q4_0, q4_1, i8.
     device: "trace" for a value of a traced graph, "weights" for a parameter.
     """
 

@@ -97,11 +97,6 @@ static bool dma_copy(VtpuExec *x, const VtpuIssued *i, bool to_vmem)
     return true;
 }
 
-static bool is_tiled(uint32_t fmt)
-{
-    return fmt == VTPU_FMT_Q8_0 || fmt == VTPU_FMT_Q4_0 || fmt == VTPU_FMT_Q4_1;
-}
-
 static uint32_t element_bytes(uint32_t fmt)
 {
     return fmt == VTPU_FMT_F32 ? 4 : 2;
@@ -155,10 +150,10 @@ static bool gather(VtpuExec *x, const VtpuIssued *i)
     uint64_t table_rows = v[VTPU_DMA_GATHER_TABLE_ROWS], va = v[VTPU_DMA_GATHER_TABLE];
     uint64_t dst_stride = v[VTPU_DMA_GATHER_DST_STRIDE];
     uint32_t fmt = i->in->in.fmt_a;
-    bool tiled = is_tiled(fmt);
+    uint32_t cols = vtpu_tile_cols(fmt);
+    bool tiled = cols != 0;
 
-    if ((dst_stride & 3) ||
-        (tiled && (width % VTPU_TILE_COLS || table_rows % VTPU_TILE_ROWS))) {
+    if ((dst_stride & 3) || (tiled && (width % cols || table_rows % VTPU_TILE_ROWS))) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, width);
     }
     uint8_t *dst = vtpu_vmem_write(x, v[VTPU_DMA_GATHER_DST], count, width * 4, dst_stride);
@@ -179,7 +174,7 @@ static bool gather(VtpuExec *x, const VtpuIssued *i)
     }
     GatherJob job = {
         x->core->kernels, dst, NULL, index, dst_stride,
-        tiled ? width / VTPU_TILE_COLS * vtpu_tile_bytes(fmt) : width * element_bytes(fmt),
+        tiled ? vtpu_tile_row_bytes(fmt, (uint32_t)width) : width * element_bytes(fmt),
         (uint32_t)width, fmt, tiled,
     };
     uint64_t units = tiled ? table_rows / VTPU_TILE_ROWS : table_rows;

@@ -10,6 +10,7 @@
 
 typedef struct MatmulJob {
     VtpuExec *x;
+    const VtpuProduct *product;
     VtpuMatmul op;
     uint8_t *quantised;
     const uint8_t *src;
@@ -21,8 +22,8 @@ static void quantise_rows(void *arg, uint32_t begin, uint32_t end, unsigned slot
     const MatmulJob *job = arg;
 
     (void)slot;
-    job->x->core->kernels->quantise(job->quantised, (const float *)job->src, job->src_stride,
-                                    job->op.k, job->op.m, begin, end);
+    job->product->quantise(job->quantised, (const float *)job->src, job->src_stride, job->op.k,
+                           job->op.m, begin, end);
 }
 
 static void multiply(void *arg, uint32_t begin, uint32_t end, unsigned slot)
@@ -30,7 +31,7 @@ static void multiply(void *arg, uint32_t begin, uint32_t end, unsigned slot)
     const MatmulJob *job = arg;
 
     (void)slot;
-    job->x->core->kernels->matmul(&job->op, begin, end);
+    job->product->matmul(&job->op, begin, end);
 }
 
 /* Tile rows a part computes: several microseconds, several parts a thread. */
@@ -42,7 +43,9 @@ static uint32_t part_rows(const VtpuCore *core, const VtpuMatmul *op, uint64_t t
     uint64_t most = tile_rows / (4 * core->threads) + 1;
 
     rows = rows < most ? rows : most;
-    return (uint32_t)((rows + VTPU_MATMUL_GRAIN - 1) / VTPU_MATMUL_GRAIN * VTPU_MATMUL_GRAIN);
+    uint32_t grain = op->fmt == VTPU_FMT_I8 || op->fmt == VTPU_FMT_BF16_TILES ? VTPU_TILES_GRAIN
+                                                                             : VTPU_MATMUL_GRAIN;
+    return (uint32_t)((rows + grain - 1) / grain * grain);
 }
 
 /* Weights that are not one piece of HBM: a row of tiles at a time. */
@@ -59,7 +62,7 @@ static bool multiply_scattered(MatmulJob *job, uint64_t va, uint64_t tile_row_by
             return false;
         }
         one.dst = job->op.dst + (size_t)t * VTPU_TILE_ROWS;
-        job->x->core->kernels->matmul(&one, 0, 1);
+        job->product->matmul(&one, 0, 1);
     }
     return true;
 }
@@ -68,7 +71,7 @@ static bool pass(MatmulJob *job, uint64_t va)
 {
     VtpuExec *x = job->x;
     VtpuPool *pool = x->core->pool;
-    uint64_t tile_row_bytes = job->op.k / VTPU_TILE_COLS * vtpu_tile_bytes(job->op.fmt);
+    uint64_t tile_row_bytes = vtpu_tile_row_bytes(job->op.fmt, job->op.k);
     uint32_t tile_rows = job->op.n / VTPU_TILE_ROWS;
 
     if (!vtpu_pool_for(pool, job->op.m, 16384 / (job->op.k + 1) + 1, quantise_rows, job)) {
@@ -87,8 +90,11 @@ bool vtpu_mxu_execute(VtpuExec *x, const VtpuIssued *i)
     const uint64_t *v = i->v;
     uint64_t m = v[VTPU_MATMUL_M], n = v[VTPU_MATMUL_N], k = v[VTPU_MATMUL_K];
     uint64_t dst_stride = v[VTPU_MATMUL_DST_STRIDE], src_stride = v[VTPU_MATMUL_SRC_STRIDE];
+    uint32_t fmt = i->in->in.fmt_a;
+    const VtpuProduct *product = vtpu_product(x->core->kernels, fmt);
 
-    if (n % VTPU_TILE_ROWS || k == 0 || k % VTPU_TILE_COLS) {
+    if (n % VTPU_TILE_ROWS || k == 0 || k % vtpu_tile_cols(fmt) ||
+        (fmt == VTPU_FMT_I8 && k > VTPU_MATMUL_I8_MAX_K)) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE,
                           n % VTPU_TILE_ROWS ? n : k);
     }
@@ -98,25 +104,26 @@ bool vtpu_mxu_execute(VtpuExec *x, const VtpuIssued *i)
         return src != NULL;
     }
     /* Rows are quantised pass by pass: a later one must not read results. */
-    uint64_t row = x->core->kernels->quantise_bytes((uint32_t)k);
-    uint64_t rows = PASS_BYTES / row ? PASS_BYTES / row : 1;
+    uint64_t rows = PASS_BYTES / product->quantise_bytes((uint32_t)k, 16) * 16;
+    rows = rows == 0 ? 16 : rows;
     rows = rows < m ? rows : m;
     if (rows < m && !vtpu_vmem_apart(x, v[VTPU_MATMUL_SRC], (m - 1) * src_stride + k * 4,
                                      v[VTPU_MATMUL_DST], m, n * 4, dst_stride)) {
         return false;
     }
-    uint8_t *quantised = vtpu_buffer(x, VTPU_BUFFER_QUANTISED, rows * row);
+    uint8_t *quantised = vtpu_buffer(x, VTPU_BUFFER_QUANTISED,
+                                     product->quantise_bytes((uint32_t)k, (uint32_t)rows));
     if (!quantised) {
         return false;
     }
     for (uint64_t done = 0; done < m; done += rows) {
         uint64_t now = m - done < rows ? m - done : rows;
         MatmulJob job = {
-            x,
+            x, product,
             {
                 .dst = (float *)(dst + done * dst_stride), .dst_stride = dst_stride,
                 .quantised = quantised, .m = (uint32_t)now, .n = (uint32_t)n,
-                .k = (uint32_t)k, .fmt = i->in->in.fmt_a,
+                .k = (uint32_t)k, .fmt = fmt,
                 .accumulate = i->in->in.flags & VTPU_MATMUL_FLAG_ACCUMULATE,
             },
             quantised, src + done * src_stride, src_stride,

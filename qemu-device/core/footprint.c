@@ -63,24 +63,13 @@ static uint64_t element_bytes(uint32_t fmt)
     return fmt == VTPU_FMT_F32 ? 4 : 2;
 }
 
-static bool is_tiled(uint32_t fmt)
-{
-    return fmt == VTPU_FMT_Q8_0 || fmt == VTPU_FMT_Q4_0 || fmt == VTPU_FMT_Q4_1;
-}
-
-/* One row of tiles of a weight matrix. */
-static uint64_t tile_row_bytes(uint64_t k, uint32_t fmt)
-{
-    return k / VTPU_TILE_COLS * vtpu_tile_bytes(fmt);
-}
-
 static void gather(VtpuExec *x, const VtpuIssued *i, const Sink *sink)
 {
     const uint64_t *v = i->v;
     uint64_t count = v[VTPU_DMA_GATHER_COUNT], width = v[VTPU_DMA_GATHER_WIDTH];
     uint32_t fmt = i->in->in.fmt_a;
-    bool tiled = is_tiled(fmt);
-    uint64_t unit = tiled ? tile_row_bytes(width, fmt) : width * element_bytes(fmt);
+    bool tiled = vtpu_tile_cols(fmt) != 0;
+    uint64_t unit = tiled ? vtpu_tile_row_bytes(fmt, (uint32_t)width) : width * element_bytes(fmt);
     const uint32_t *index = list(x, sink, v[VTPU_DMA_GATHER_INDEX], count);
 
     vmem_write(sink, v[VTPU_DMA_GATHER_DST], count, width * 4, v[VTPU_DMA_GATHER_DST_STRIDE]);
@@ -113,7 +102,7 @@ static void matmul(const VtpuIssued *i, const Sink *sink)
     }
     vmem_write(sink, v[VTPU_MATMUL_DST], m, n * 4, v[VTPU_MATMUL_DST_STRIDE]);
     put(sink, false, false, v[VTPU_MATMUL_WEIGHT], 1,
-        n / VTPU_TILE_ROWS * tile_row_bytes(k, i->in->in.fmt_a), 0);
+        n / VTPU_TILE_ROWS * vtpu_tile_row_bytes(i->in->in.fmt_a, (uint32_t)k), 0);
 }
 
 static void take(VtpuExec *x, const VtpuIssued *i, const Sink *sink)

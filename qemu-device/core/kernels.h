@@ -21,18 +21,12 @@
 #include "vtpu_isa.h"
 
 /*
- * Activations quantised for MATMUL: for each row, k/32 blocks. The layout is
- * private to a path and may depend on m, the rows of the whole product;
- * quantise_bytes() says how much a row takes at most (a multiple of 64).
- * Quantising is split from the product so that a row is quantised once.
- */
-
-/*
  * A call is fastest with a multiple of this: tile rows of a product; items of
  * attention (fewer, if not every thread would get some).
  * Results are the same for any cut.
  */
 #define VTPU_MATMUL_GRAIN 3
+#define VTPU_TILES_GRAIN 4 /* of I8 and BF16_TILES */
 #define VTPU_ATTN_GRAIN 16
 
 typedef struct VtpuMatmul {
@@ -40,11 +34,25 @@ typedef struct VtpuMatmul {
     size_t dst_stride;
     const uint8_t *quantised;     /* m rows, from quantise() */
     const uint8_t *weight;        /* the whole matrix: tile row i starts at
-                                     weight + i * (k / 32) * vtpu_tile_bytes(fmt) */
+                                     weight + i * vtpu_tile_row_bytes(fmt, k) */
     uint32_t m, n, k;
-    uint32_t fmt;                 /* VTPU_FMT_Q8_0, Q4_0, Q4_1 */
+    uint32_t fmt;                 /* one that vtpu_tile_cols() knows */
     bool accumulate;
 } VtpuMatmul;
+
+/*
+ * MATMUL with weights of some formats. Activations are quantised first, each row
+ * once. The layout is private to a path and may depend on m, the rows of the whole
+ * product; quantise_bytes() says how much they take (a multiple of 64).
+ */
+typedef struct VtpuProduct {
+    size_t (*quantise_bytes)(uint32_t k, uint32_t m);
+    /* rows [begin, end) of the m of src into quantised */
+    void (*quantise)(uint8_t *quantised, const float *src, size_t src_stride,
+                     uint32_t k, uint32_t m, uint32_t begin, uint32_t end);
+    /* weight tile rows (16 outputs each) [begin, end) */
+    void (*matmul)(const VtpuMatmul *op, uint32_t begin, uint32_t end);
+} VtpuProduct;
 
 typedef struct VtpuAttn {
     float *dst;                   /* [rows][heads][head_dim] */
@@ -61,12 +69,8 @@ typedef struct VtpuAttn {
 typedef struct VtpuKernels {
     const char *name; /* "scalar", "avx2", "avx512", "amx" */
 
-    size_t (*quantise_bytes)(uint32_t k);
-    /* rows [begin, end) of the m of src into quantised */
-    void (*quantise)(uint8_t *quantised, const float *src, size_t src_stride,
-                     uint32_t k, uint32_t m, uint32_t begin, uint32_t end);
-    /* weight tile rows (16 outputs each) [begin, end) */
-    void (*matmul)(const VtpuMatmul *op, uint32_t begin, uint32_t end);
+    VtpuProduct blocks;           /* Q8_0, Q4_0, Q4_1 */
+    VtpuProduct i8, bf16;         /* I8, BF16_TILES */
 
     /* rows [begin, end) in all that follow */
     void (*rmsnorm)(float *dst, size_t dst_stride, const float *src, size_t src_stride,
@@ -97,16 +101,26 @@ typedef struct VtpuKernels {
                    const struct vtpu_sample_params *params, uint32_t vocab,
                    uint8_t *scratch, uint32_t begin, uint32_t end);
 
-    /* dst[0..width) = the elements of one row of a table as f32. For the Q
-     * formats the table is a tiled matrix and `row` its row; for F32, BF16, F16
-     * table points at the row itself and row is 0. */
+    /* dst[0..width) = the elements of one row of a table as f32. Where the
+     * format is of tiles, the table is a weight matrix and `row` its row; for F32,
+     * BF16, F16 table points at the row itself and row is 0. */
     void (*gather_row)(float *dst, const uint8_t *table, uint32_t row, uint32_t width, uint32_t fmt);
     /* dst[0..width) of fmt F32, BF16, F16 = src */
     void (*scatter_row)(uint8_t *dst, const float *src, uint32_t width, uint32_t fmt);
 } VtpuKernels;
 
-/* Bytes of one weight tile of a format. */
+/* A format's weight tiles: columns (0: the format has none), bytes, and bytes of a
+ * row of tiles with its tail. */
+uint32_t vtpu_tile_cols(uint32_t fmt);
 size_t vtpu_tile_bytes(uint32_t fmt);
+size_t vtpu_tile_row_bytes(uint32_t fmt, uint32_t k);
+
+static inline const VtpuProduct *vtpu_product(const VtpuKernels *kernels, uint32_t fmt)
+{
+    return fmt == VTPU_FMT_I8           ? &kernels->i8
+           : fmt == VTPU_FMT_BF16_TILES ? &kernels->bf16
+                                        : &kernels->blocks;
+}
 
 /* The path by name, or the best the host has for NULL; NULL when the host lacks it. */
 const VtpuKernels *vtpu_kernels_get(const char *name);

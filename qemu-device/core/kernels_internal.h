@@ -3,6 +3,9 @@
 #ifndef VTPU_KERNELS_INTERNAL_H
 #define VTPU_KERNELS_INTERNAL_H
 
+#include <string.h>
+
+#include "convert.h"
 #include "kernels.h"
 
 extern const VtpuKernels vtpu_kernels_scalar;
@@ -31,6 +34,11 @@ static inline size_t quant_row_bytes(uint32_t k)
     return (blocks * (VTPU_BLOCK * 2 + 8) + 63) & ~(size_t)63;
 }
 
+static inline size_t quant_bytes(uint32_t k, uint32_t m)
+{
+    return m * quant_row_bytes(k);
+}
+
 static inline QuantRow quant_row(const uint8_t *quantised, uint32_t k, uint32_t row)
 {
     const uint8_t *base = quantised + row * quant_row_bytes(k);
@@ -45,6 +53,15 @@ static inline QuantRow quant_row(const uint8_t *quantised, uint32_t k, uint32_t 
 /* Below this a block of activations counts as zero: 1 / amax stays finite. */
 #define VTPU_QUANT_TINY 0x1p-100f
 #define VTPU_QUANT_MAX 32767.0f
+
+#define VTPU_I8_MAX 127.0f
+
+/* Rows of an odd number of cache lines: one column of sixteen rows then lies in as
+ * many sets of a cache. */
+static inline size_t odd_lines(size_t bytes)
+{
+    return ((bytes + 63) / 64 | 1) * 64;
+}
 
 static inline float *row_at(float *base, size_t stride, uint32_t row)
 {
@@ -101,10 +118,27 @@ void vtpu_scalar_matmul(const VtpuMatmul *op, uint32_t begin, uint32_t end);
 size_t vtpu_scalar_attn_scratch_bytes(const VtpuAttn *op);
 void vtpu_scalar_attn(const VtpuAttn *op, uint8_t *scratch, uint32_t begin, uint32_t end);
 
+/* The functions of a VtpuProduct. */
+#define PRODUCT_FUNCTIONS(name)                                                             \
+    size_t vtpu_##name##_bytes(uint32_t k, uint32_t m);                                     \
+    void vtpu_##name##_quantise(uint8_t *quantised, const float *src, size_t src_stride,    \
+                                uint32_t k, uint32_t m, uint32_t begin, uint32_t end);      \
+    void vtpu_##name##_matmul(const VtpuMatmul *op, uint32_t begin, uint32_t end);
+
+PRODUCT_FUNCTIONS(scalar_i8)
+PRODUCT_FUNCTIONS(scalar_bf16)
+
 /* Where byte planes of a tile keep column `col` of row `r`. */
 static inline uint32_t tile_byte(uint32_t r, uint32_t col)
 {
     return (col / 4) * 64 + 4 * r + col % 4;
+}
+
+static inline float tile_bf16(const uint8_t *tile, uint32_t r, uint32_t col)
+{
+    uint16_t half;
+    memcpy(&half, tile + (col / 2) * 64 + 4 * r + 2 * (col % 2), sizeof(half));
+    return vtpu_bf16_to_f32(half);
 }
 
 #endif

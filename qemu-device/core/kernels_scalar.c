@@ -178,46 +178,58 @@ static uint8_t q_byte(const uint8_t *tile, uint32_t r, uint32_t col)
     return tile[tile_byte(r, col)];
 }
 
-static float tile_element(const uint8_t *tile, uint32_t fmt, uint32_t r, uint32_t col)
+static float half_at(const uint8_t *p, uint32_t r)
 {
-    size_t scales = fmt == VTPU_FMT_Q8_0 ? 512 : 256;
     uint16_t half;
+    memcpy(&half, p + 2 * r, sizeof(half));
+    return vtpu_f16_to_f32(half);
+}
 
-    memcpy(&half, tile + scales + 2 * r, sizeof(half));
-    float d = vtpu_f16_to_f32(half);
-    if (fmt == VTPU_FMT_Q8_0) {
+/* tail: what lies behind the row of tiles */
+static float tile_element(const uint8_t *tile, const uint8_t *tail, uint32_t fmt, uint32_t r,
+                          uint32_t col)
+{
+    if (fmt == VTPU_FMT_I8) {
+        float d;
+        memcpy(&d, tail + 4 * r, sizeof(d));
         return (float)(int8_t)q_byte(tile, r, col) * d;
+    }
+    if (fmt == VTPU_FMT_BF16_TILES) {
+        return tile_bf16(tile, r, col);
+    }
+    if (fmt == VTPU_FMT_Q8_0) {
+        return (float)(int8_t)q_byte(tile, r, col) * half_at(tile + 512, r);
     }
     uint8_t byte = q_byte(tile, r, col % 16);
     int q = col < 16 ? byte & 15 : byte >> 4;
-    if (fmt == VTPU_FMT_Q4_0) {
-        return (float)(q - 8) * d;
-    }
-    memcpy(&half, tile + scales + 32 + 2 * r, sizeof(half));
-    return fmaf((float)q, d, vtpu_f16_to_f32(half));
+    float d = half_at(tile + 256, r);
+    return fmt == VTPU_FMT_Q4_0 ? (float)(q - 8) * d : fmaf((float)q, d, half_at(tile + 288, r));
 }
 
 void vtpu_scalar_gather_row(float *dst, const uint8_t *table, uint32_t row, uint32_t width,
                             uint32_t fmt)
 {
     const uint16_t *half = (const uint16_t *)table;
-    size_t tile_bytes = vtpu_tile_bytes(fmt);
+    uint32_t cols = vtpu_tile_cols(fmt);
 
     if (fmt == VTPU_FMT_F32) {
         memcpy(dst, table, width * sizeof(*dst));
         return;
     }
-    for (uint32_t i = 0; i < width; i++) {
-        if (fmt == VTPU_FMT_BF16) {
-            dst[i] = vtpu_bf16_to_f32(half[i]);
-        } else if (fmt == VTPU_FMT_F16) {
-            dst[i] = vtpu_f16_to_f32(half[i]);
-        } else {
-            size_t tile = (size_t)(row / VTPU_TILE_ROWS) * (width / VTPU_TILE_COLS) +
-                          i / VTPU_TILE_COLS;
-            dst[i] = tile_element(table + tile * tile_bytes, fmt, row % VTPU_TILE_ROWS,
-                                  i % VTPU_TILE_COLS);
+    if (cols) {
+        size_t tile_bytes = vtpu_tile_bytes(fmt);
+        const uint8_t *tile = table + row / VTPU_TILE_ROWS * vtpu_tile_row_bytes(fmt, width);
+        const uint8_t *tail = tile + width / cols * tile_bytes;
+
+        for (; width > 0; width -= cols, dst += cols, tile += tile_bytes) {
+            for (uint32_t i = 0; i < cols; i++) {
+                dst[i] = tile_element(tile, tail, fmt, row % VTPU_TILE_ROWS, i);
+            }
         }
+        return;
+    }
+    for (uint32_t i = 0; i < width; i++) {
+        dst[i] = fmt == VTPU_FMT_BF16 ? vtpu_bf16_to_f32(half[i]) : vtpu_f16_to_f32(half[i]);
     }
 }
 
@@ -236,9 +248,9 @@ void vtpu_scalar_scatter_row(uint8_t *dst, const float *src, uint32_t width, uin
 
 const VtpuKernels vtpu_kernels_scalar = {
     .name = "scalar",
-    .quantise_bytes = quant_row_bytes,
-    .quantise = vtpu_scalar_quantise,
-    .matmul = vtpu_scalar_matmul,
+    .blocks = { quant_bytes, vtpu_scalar_quantise, vtpu_scalar_matmul },
+    .i8 = { vtpu_scalar_i8_bytes, vtpu_scalar_i8_quantise, vtpu_scalar_i8_matmul },
+    .bf16 = { vtpu_scalar_bf16_bytes, vtpu_scalar_bf16_quantise, vtpu_scalar_bf16_matmul },
     .rmsnorm = rmsnorm,
     .add = add,
     .mul = mul,

@@ -258,6 +258,11 @@ static inline u16v u_sub(u16v a, u16v b) { return U2(_mm256_sub_epi32, a, b); }
 static inline u16v u_xor(u16v a, u16v b) { return U2(_mm256_xor_si256, a, b); }
 static inline u16v u_and(u16v a, u16v b) { return U2(_mm256_and_si256, a, b); }
 
+static inline u16v u_shl(u16v a, int bits)
+{
+    return (u16v){ _mm256_slli_epi32(a.lo, bits), _mm256_slli_epi32(a.hi, bits) };
+}
+
 static inline u16v u_shr(u16v a, int bits)
 {
     return (u16v){ _mm256_srli_epi32(a.lo, bits), _mm256_srli_epi32(a.hi, bits) };

@@ -29,10 +29,15 @@
  */
 #define BLOCK_BYTES (2 * VTPU_BLOCK * 2)
 
-size_t vtpu_amx_quantise_bytes(uint32_t k)
+static size_t quantised_row_bytes(uint32_t k)
 {
     size_t blocks = k / VTPU_BLOCK;
     return (blocks * (BLOCK_BYTES + 8) + 63) & ~(size_t)63;
+}
+
+size_t vtpu_amx_quantise_bytes(uint32_t k, uint32_t m)
+{
+    return m * quantised_row_bytes(k);
 }
 
 /* Small integers as bf16, for which the upper half of their f32 is enough. */
@@ -45,7 +50,7 @@ void vtpu_amx_quantise(uint8_t *quantised, const float *src, size_t src_stride, 
                        uint32_t m, uint32_t begin, uint32_t end)
 {
     if (m < VTPU_AMX_MIN_ROWS) {
-        vtpu_kernels_avx512.quantise(quantised, src, src_stride, k, m, begin, end);
+        vtpu_kernels_avx512.blocks.quantise(quantised, src, src_stride, k, m, begin, end);
         return;
     }
     size_t blocks = k / VTPU_BLOCK;
@@ -53,7 +58,7 @@ void vtpu_amx_quantise(uint8_t *quantised, const float *src, size_t src_stride, 
 
     for (uint32_t row = begin; row < end; row++) {
         const float *x = const_row_at(src, src_stride, row);
-        uint8_t *to = quantised + row * vtpu_amx_quantise_bytes(k);
+        uint8_t *to = quantised + row * quantised_row_bytes(k);
         float *scale = (float *)(to + blocks * BLOCK_BYTES);
 
         for (size_t block = 0; block < blocks; block++, to += BLOCK_BYTES) {
@@ -206,7 +211,7 @@ INLINE void panel_product(const VtpuMatmul *op, uint32_t fmt, int tiles, uint32_
                           uint32_t row, uint32_t count)
 {
     size_t blocks = op->k / VTPU_BLOCK, tile_bytes = vtpu_tile_bytes(fmt);
-    size_t row_bytes = vtpu_amx_quantise_bytes(op->k);
+    size_t row_bytes = quantised_row_bytes(op->k);
     const uint8_t *weight = op->weight + tile_row * blocks * tile_bytes;
     __m512i table = nibble_table(fmt);
     __m512 acc[ROW_BLOCK / GROUP][GROUP][PANEL_TILES];
@@ -278,7 +283,7 @@ static const struct {
 void vtpu_amx_matmul(const VtpuMatmul *op, uint32_t begin, uint32_t end)
 {
     if (op->m < VTPU_AMX_MIN_ROWS) {
-        vtpu_kernels_avx512.matmul(op, begin, end);
+        vtpu_kernels_avx512.blocks.matmul(op, begin, end);
         return;
     }
     _tile_loadconfig(&tile_config);

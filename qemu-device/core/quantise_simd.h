@@ -52,4 +52,31 @@ static inline void simd_quantise(uint8_t *quantised, const float *src, size_t sr
     }
 }
 
+/* I8: what a row is multiplied with to be rounded, and its scale; 0 and the scale for a
+ * row that becomes zeros. k a multiple of 16. */
+static inline float i8_inverse(const float *x, uint32_t k, float *scale)
+{
+    v16 infinity = v_set1(INFINITY), most = v_zero();
+    uint32_t finite = 0xffff;
+
+    for (uint32_t i = 0; i < k; i += 16) {
+        v16 magnitude = v_abs(v_load(x + i));
+        finite &= v_mask_above(infinity, magnitude);
+        most = v_max(magnitude, most);
+    }
+    float amax = v_reduce_max(most);
+    if (finite != 0xffff || amax < VTPU_QUANT_TINY) {
+        *scale = finite != 0xffff ? vtpu_nan() : 0.0f;
+        return 0.0f;
+    }
+    *scale = amax / VTPU_I8_MAX;
+    return VTPU_I8_MAX / amax;
+}
+
+/* Zeros for a row that becomes zeros, whatever its numbers: 0 times infinity is none. */
+static inline u16v i8_round(v16 x, float inverse)
+{
+    return inverse == 0.0f ? u_set1(0) : u_round(v_mul(x, v_set1(inverse)));
+}
+
 #endif

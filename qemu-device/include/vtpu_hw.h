@@ -27,6 +27,7 @@
 #define VTPU_MAX_ARGS                            16
 #define VTPU_FIRST_ARG                           8
 #define VTPU_VMEM_BYTES                          0x2000000
+#define VTPU_MATMUL_I8_MAX_K                     0x20000
 #define VTPU_RING_ENTRY                          64
 #define VTPU_RING_LOG2_MIN                       2
 #define VTPU_RING_LOG2_MAX                       12
@@ -184,6 +185,8 @@
 #define VTPU_FMT_Q8_0                            8
 #define VTPU_FMT_Q4_0                            9
 #define VTPU_FMT_Q4_1                            10
+#define VTPU_FMT_I8                              11
+#define VTPU_FMT_BF16_TILES                      12
 #define VTPU_FMT_NAMES { \
     [0] = "NONE", \
     [1] = "F32", \
@@ -193,6 +196,8 @@
     [8] = "Q8_0", \
     [9] = "Q4_0", \
     [10] = "Q4_1", \
+    [11] = "I8", \
+    [12] = "BF16_TILES", \
 }
 
 /* Ring entries: byte offsets */

@@ -157,13 +157,13 @@ static const struct vtpu_op_info vtpu_op_table[256] = {
         0x00, 1, 0, 0x0, 0x0ull },
     [VTPU_OP_DMA_GATHER] = { "DMA_GATHER", VTPU_ENGINE_DMA, 7,
         { VTPU_OPERAND_V, VTPU_OPERAND_G, VTPU_OPERAND_V4, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_STRIDE },
-        0x00, 1, 0, 0x70e, 0x0ull },
+        0x00, 1, 0, 0x1f0e, 0x0ull },
     [VTPU_OP_DMA_SCATTER] = { "DMA_SCATTER", VTPU_ENGINE_DMA, 7,
         { VTPU_OPERAND_G, VTPU_OPERAND_V, VTPU_OPERAND_V4, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_STRIDE },
         0x00, 1, 0, 0xe, 0x0ull },
     [VTPU_OP_MATMUL] = { "MATMUL", VTPU_ENGINE_MXU, 8,
         { VTPU_OPERAND_V, VTPU_OPERAND_V, VTPU_OPERAND_G, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_STRIDE, VTPU_OPERAND_STRIDE },
-        0x01, 1, 0, 0x700, 0x0ull },
+        0x01, 1, 0, 0x1f00, 0x0ull },
     [VTPU_OP_V_RMSNORM] = { "V_RMSNORM", VTPU_ENGINE_VPU, 7,
         { VTPU_OPERAND_V, VTPU_OPERAND_V, VTPU_OPERAND_V, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_STRIDE, VTPU_OPERAND_STRIDE },
         0x00, 1, 1, 0x0, 0x0ull },
@@ -343,10 +343,21 @@ static const struct vtpu_op_info vtpu_op_table[256] = {
 
 /* Weight tiles */
 #define VTPU_TILE_ROWS                           16
-#define VTPU_TILE_COLS                           32
+#define VTPU_TILE_COLS_Q8_0                      32
+#define VTPU_TILE_COLS_Q4_0                      32
+#define VTPU_TILE_COLS_Q4_1                      32
+#define VTPU_TILE_COLS_I8                        64
+#define VTPU_TILE_COLS_BF16_TILES                32
 #define VTPU_TILE_BYTES_Q8_0                     544
 #define VTPU_TILE_BYTES_Q4_0                     288
 #define VTPU_TILE_BYTES_Q4_1                     320
+#define VTPU_TILE_BYTES_I8                       1024
+#define VTPU_TILE_BYTES_BF16_TILES               1024
+#define VTPU_TILE_TAIL_Q8_0                      0
+#define VTPU_TILE_TAIL_Q4_0                      0
+#define VTPU_TILE_TAIL_Q4_1                      0
+#define VTPU_TILE_TAIL_I8                        64
+#define VTPU_TILE_TAIL_BF16_TILES                0
 
 /* Structures in memory */
 struct vtpu_sample_params {

@@ -181,9 +181,9 @@ def isa_header(spec: Spec) -> str:
                 )
             )
     lines += ["", "/* Weight tiles */", define("VTPU_TILE_ROWS", spec["tile"]["rows"])]
-    lines.append(define("VTPU_TILE_COLS", spec["tile"]["cols"]))
-    for name, value in spec["tile"]["bytes"].items():
-        lines.append(define(f"VTPU_TILE_BYTES_{name}", value))
+    for what in ("cols", "bytes", "tail"):
+        for name, value in spec["tile"][what].items():
+            lines.append(define(f"VTPU_TILE_{what}_{name}".upper(), value))
     lines += ["", "/* Structures in memory */"]
     ctype = {"u8": "uint8_t", "u32": "uint32_t", "f32": "float", "u64": "uint64_t"}
     for struct in spec["struct"]:
@@ -279,10 +279,12 @@ def python_module(spec: Spec) -> str:
     lines += ["", "# Offsets in BAR0; Q_* are of queue 0", "REGISTERS = {"]
     lines += [f'    "{r["name"]}": {r["offset"]:#06x},' for r in all_registers(spec)]
     lines += ["}"]
-    lines += [f"TILE_{k.upper()} = {v}" for k, v in spec["tile"].items() if k != "bytes"]
-    lines += ["TILE_BYTES = {"]
-    lines += [f'    "{k}": {v},' for k, v in spec["tile"]["bytes"].items()]
-    lines += ["}", "", "OPS = {"]
+    lines += [f"TILE_ROWS = {spec['tile']['rows']}"]
+    for what in ("cols", "bytes", "tail"):
+        lines += [f"TILE_{what.upper()} = {{"]
+        lines += [f'    "{k}": {v},' for k, v in spec["tile"][what].items()]
+        lines += ["}"]
+    lines += ["", "OPS = {"]
     for op in spec["op"]:
         pairs = tuple(operands(op))
         fields = {k: tuple(v) for k, v in op.get("imm64_fields", {}).items()}
@@ -383,8 +385,10 @@ def memory_reference(spec: Spec) -> list[str]:
             meaning = f.get("doc", "zero" if f["name"] == "reserved" else "")
             lines.append(f"| {f['offset']} | {f['name']} | {kind} | {meaning} |")
     tile = spec["tile"]
-    lines += ["", "## Weight tiles", "", f"{tile['rows']} rows by {tile['cols']} columns; bytes: "]
-    lines[-1] += ", ".join(f"{k} = {v}" for k, v in tile["bytes"].items()) + "."
+    lines += ["", "## Weight tiles", "", f"{tile['rows']} rows.", ""]
+    lines += table("format", "columns", "bytes", "tail, bytes a row of tiles")
+    for name, cols in tile["cols"].items():
+        lines.append(f"| {name} | {cols} | {tile['bytes'][name]} | {tile['tail'][name]} |")
     return lines
 
 

@@ -194,7 +194,7 @@ def _gather_rows(lower: _Lowering, op: Op) -> None:
             "table_rows": table.shape[0],
             "dst_stride": dst.stride,
         },
-        fmt=table.dtype.upper(),
+        fmt=lower.storage.entry(table).format,
     )
 
 
@@ -241,7 +241,7 @@ def _matmul(lower: _Lowering, op: Op) -> None:
             "dst_stride": dst.stride,
             "src_stride": src.stride,
         },
-        fmt=weight.dtype.upper(),
+        fmt=lower.storage.entry(weight).format,
         flags=flags,
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ..ir import ELEMENT_BYTES, CompileError, Dim, Graph, Size, Type, Value, max_size
 from ..layout import tensor_bytes
+from ..ops import tile_format
 from ..tile import Field, StateEntry, WeightEntry
 
 _ALIGN = 64
@@ -104,6 +105,7 @@ def _weights(graph: Graph) -> tuple[list[WeightEntry], int, tuple[int, int]]:
     """Vectors first, next to each other; then everything in order of use."""
     params = [op for op in graph.ops if op.name == "param"]
     params.sort(key=lambda op: len(op.value.shape) > 1)
+    users = graph.users()
     entries: list[WeightEntry] = []
     at = vectors_end = 0
     for op in params:
@@ -114,7 +116,9 @@ def _weights(graph: Graph) -> tuple[list[WeightEntry], int, tuple[int, int]]:
         if any(isinstance(size, Dim) for size in type_.shape):
             raise CompileError(f"the shape of param {name} depends on a runtime length")
         size = tensor_bytes(type_.dtype, shape)
-        entries.append(WeightEntry(name, at, size, type_, parts))
+        multiplied = any(user.name in ("matmul", "matmul_add") for user in users[op.value])
+        format_ = tile_format(type_.dtype) if multiplied else type_.dtype.upper()
+        entries.append(WeightEntry(name, at, size, type_, format_, parts))
         at = _align(at + size)
         if len(shape) == 1:
             vectors_end = at

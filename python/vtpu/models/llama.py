@@ -15,7 +15,7 @@ from vtpu.tensor import Parameter, Tensor, TracedState
 ROPE_TABLE = "rope.cos_sin"
 
 # What the device's matrix unit multiplies with; norms stay in f32.
-_MATRIX_DTYPES = ("q8_0", "q4_0", "q4_1")
+_MATRIX_DTYPES = ("q8_0", "q4_0", "q4_1", "bf16")
 
 _LAYER_TENSORS = (
     "attn_norm", "attn_q", "attn_k", "attn_v", "attn_output",

@@ -9,7 +9,6 @@
  *
  * CHIP: the machine's timing model.
  */
-#include <immintrin.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -20,24 +19,59 @@
 
 #include "../kernels.h"
 #include "../vtpu_core.h"
+#include "peaks.h"
 
 /* HBM: page tables, program, activations, weights, two buffers to copy between. */
 #define MIB (1ull << 20)
-#define HBM_BYTES (256 * MIB)
+#define HBM_BYTES (512 * MIB)
 #define ROOT_AT 0ull
 #define PROGRAM_AT (1 * MIB)
 #define SRC_AT (2 * MIB)
 #define WEIGHT_AT (8 * MIB)
 #define COPY_BYTES (32 * MIB)
-#define COPY_FROM_AT (128 * MIB)
-#define COPY_TO_AT (COPY_FROM_AT + COPY_BYTES)
+#define COPY_TO_AT (HBM_BYTES - COPY_BYTES)
+#define COPY_FROM_AT (COPY_TO_AT - COPY_BYTES)
+#define DST_AT (8 * MIB) /* in VMEM */
 
-/* The products: the matrix of SmolLM2-135M's gate and up projections, many times over. */
+/*
+ * Products: `count` instructions on as many matrices, or again and again on the first
+ * `matrices`. N by K are SmolLM2-135M's gate and up projections: 60 of them come from
+ * memory, while a matrix of 1 MiB stays in second-level caches. Each format's weights
+ * have a place of their own.
+ */
 #define N 3072u
 #define K 576u
-#define MATRICES 60
-#define MATRIX_BYTES ((size_t)(N / 16) * (K / 32) * VTPU_TILE_BYTES_Q4_1)
-#define PROMPT_MATRICES 4
+
+typedef struct Product {
+    const char *name;
+    uint32_t fmt, m, n, k, matrices, count;
+    uint32_t per_weight; /* products of bytes (or of bf16) */
+} Product;
+
+static const Product products[] = {
+    { "batch1_q4", VTPU_FMT_Q4_1, 1, N, K, 60, 60, 2 },
+    { "batch16_q4", VTPU_FMT_Q4_1, 16, N, K, 60, 60, 2 },
+    { "prefill_q4", VTPU_FMT_Q4_1, 512, N, K, 4, 4, 2 },
+    { "batch1_int8", VTPU_FMT_I8, 1, N, K, 60, 60, 1 },
+    { "batch16_int8_memory", VTPU_FMT_I8, 16, N, K, 60, 60, 1 },
+    { "batch16_int8", VTPU_FMT_I8, 16, 1024, 1024, 1, 200, 1 },
+    { "prefill_int8", VTPU_FMT_I8, 512, N, K, 8, 8, 1 },
+    { "prefill_int8_k2048", VTPU_FMT_I8, 512, 2048, 2048, 4, 4, 1 },
+    { "batch16_bf16_memory", VTPU_FMT_BF16_TILES, 16, N, K, 30, 30, 1 },
+    { "batch16_bf16", VTPU_FMT_BF16_TILES, 16, 1024, 512, 1, 200, 1 },
+    { "prefill_bf16", VTPU_FMT_BF16_TILES, 512, N, K, 4, 4, 1 },
+    { "prefill_bf16_k2048", VTPU_FMT_BF16_TILES, 512, 2048, 2048, 2, 2, 1 },
+};
+
+static uint64_t weights_at(uint32_t fmt)
+{
+    return WEIGHT_AT + (fmt == VTPU_FMT_I8 ? 80 : fmt == VTPU_FMT_BF16_TILES ? 192 : 0) * MIB;
+}
+
+static uint64_t matrix_bytes(const Product *p)
+{
+    return p->n / 16 * vtpu_tile_row_bytes(p->fmt, p->k);
+}
 
 #define DISPATCHES 8000u
 #define MAX_THREADS 256
@@ -104,7 +138,7 @@ static void open_machine(Bench *bench, unsigned threads, const char *chip)
         .dma_read = bus_read, .dma_write = bus_write, .raise_irq = raise_irq,
     };
     const char *error;
-    uint32_t state = 1;
+    uint64_t state = 1;
 
     bench->threads = threads;
     bench->hbm = mmap(NULL, HBM_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -112,9 +146,9 @@ static void open_machine(Bench *bench, unsigned threads, const char *chip)
         fail("no memory");
     }
     madvise(bench->hbm, HBM_BYTES, MADV_HUGEPAGE);
-    for (uint64_t i = SRC_AT; i < COPY_TO_AT + COPY_BYTES; i++) {
-        state = state * 1664525u + 1013904223u;
-        bench->hbm[i] = (uint8_t)(state >> 24) & 0xbf; /* as f16 and f32, finite */
+    for (uint64_t i = SRC_AT; i < HBM_BYTES; i += 8) {
+        state = state * 6364136223846793005u + 1442695040888963407u;
+        put(bench, i, (state ^ state >> 32) & 0xbfbfbfbfbfbfbfbfull); /* finite in any format */
     }
     /* Addresses are HBM offsets, in 2 MiB pages. */
     uint64_t table = VTPU_PTE_VALID;
@@ -189,24 +223,41 @@ static double run(Bench *bench)
 
 /* --- what the machine does */
 
-/* Rows of f32 into VMEM, then their products with several matrices. */
-static double run_products(Bench *bench, uint32_t m, uint32_t matrices)
+/* Scales that make no denormals, which vector units are slow at. */
+static void set_scales(Bench *bench, const Product *p)
 {
+    size_t tile_row_bytes = vtpu_tile_row_bytes(p->fmt, p->k);
+    uint8_t *end = bench->hbm + weights_at(p->fmt) + tile_row_bytes;
+
+    for (uint32_t i = 0; i < p->matrices * p->n / 16; i++, end += tile_row_bytes) {
+        for (int r = 0; r < 16; r++) {
+            ((float *)end)[r - 16] = 0.01f;
+        }
+    }
+}
+
+/* Rows of f32 into VMEM, then their products: seconds for all */
+static double run_products(Bench *bench, const Product *p)
+{
+    if (p->fmt == VTPU_FMT_I8) {
+        set_scales(bench, p);
+    }
     struct vtpu_instr *load = emit(bench, VTPU_OP_DMA_LOAD);
     load->imm[VTPU_DMA_LOAD_SRC] = (uint32_t)SRC_AT;
-    load->imm[VTPU_DMA_LOAD_ROWS] = m;
-    load->imm[VTPU_DMA_LOAD_ROW_BYTES] = K * 4;
-    load->imm[VTPU_DMA_LOAD_DST_STRIDE] = load->imm[VTPU_DMA_LOAD_SRC_STRIDE] = K * 4;
-    for (uint32_t i = 0; i < matrices; i++) {
+    load->imm[VTPU_DMA_LOAD_ROWS] = p->m;
+    load->imm[VTPU_DMA_LOAD_ROW_BYTES] = p->k * 4;
+    load->imm[VTPU_DMA_LOAD_DST_STRIDE] = load->imm[VTPU_DMA_LOAD_SRC_STRIDE] = p->k * 4;
+    for (uint32_t i = 0; i < p->count; i++) {
         struct vtpu_instr *in = emit(bench, VTPU_OP_MATMUL);
-        in->fmt_a = VTPU_FMT_Q4_1;
-        in->imm[VTPU_MATMUL_DST] = (uint32_t)(4 * MIB);
-        in->imm[VTPU_MATMUL_WEIGHT] = (uint32_t)(WEIGHT_AT + i * MATRIX_BYTES);
-        in->imm[VTPU_MATMUL_M] = m;
-        in->imm[VTPU_MATMUL_N] = N;
-        in->imm[VTPU_MATMUL_K] = K;
-        in->imm[VTPU_MATMUL_DST_STRIDE] = N * 4;
-        in->imm[VTPU_MATMUL_SRC_STRIDE] = K * 4;
+        in->fmt_a = (uint8_t)p->fmt;
+        in->imm[VTPU_MATMUL_DST] = (uint32_t)DST_AT;
+        in->imm[VTPU_MATMUL_WEIGHT] =
+            (uint32_t)(weights_at(p->fmt) + i % p->matrices * matrix_bytes(p));
+        in->imm[VTPU_MATMUL_M] = p->m;
+        in->imm[VTPU_MATMUL_N] = p->n;
+        in->imm[VTPU_MATMUL_K] = p->k;
+        in->imm[VTPU_MATMUL_DST_STRIDE] = p->n * 4;
+        in->imm[VTPU_MATMUL_SRC_STRIDE] = p->k * 4;
     }
     return run(bench);
 }
@@ -280,7 +331,7 @@ static void read_weights(const Part *part)
 {
     typedef uint64_t words __attribute__((vector_size(64)));
     const words *p = (const words *)(part->bench->hbm + WEIGHT_AT);
-    size_t count = MATRICES * MATRIX_BYTES / 64;
+    size_t count = products[0].matrices * matrix_bytes(&products[0]) / 64;
     size_t begin = count * part->index / part->bench->threads;
     size_t end = count * (part->index + 1) / part->bench->threads;
     words sum[4] = { { 0 } };
@@ -294,59 +345,19 @@ static void read_weights(const Part *part)
     sink = all[0] ^ all[3] ^ all[7];
 }
 
-/* Products of bytes a thread does in a register-only loop, about. */
-#define PEAK_PRODUCTS 1e10
-#define AMX_PRODUCTS (16 * 16 * 64)
-#define VNNI_PRODUCTS 64
-#define AVX2_PRODUCTS 16
+static void (*peak)(void);
 
-__attribute__((target("amx-tile,amx-int8"))) static void peak_amx(const Part *part)
+static void run_peak(const Part *part)
 {
-    static const struct {
-        uint8_t palette, start_row, reserved[14];
-        uint16_t row_bytes[16];
-        uint8_t rows[16];
-    } config = {
-        .palette = 1,
-        .row_bytes = { 64, 64, 64, 64, 64, 64, 64, 64 },
-        .rows = { 16, 16, 16, 16, 16, 16, 16, 16 },
-    };
-
     (void)part;
-    _tile_loadconfig(&config);
-    for (long i = 0; i < (long)(PEAK_PRODUCTS / AMX_PRODUCTS / 4); i++) {
-        _tile_dpbssd(4, 0, 2);
-        _tile_dpbssd(5, 0, 3);
-        _tile_dpbssd(6, 1, 2);
-        _tile_dpbssd(7, 1, 3);
-    }
-    _tile_release();
+    peak();
 }
 
-/* Twelve sums: more than the latency times the units. */
-#define TWELVE(f) f(0) f(1) f(2) f(3) f(4) f(5) f(6) f(7) f(8) f(9) f(10) f(11)
-
-__attribute__((target("avx512f,avx512vnni"))) static void peak_vnni(const Part *part)
+/* 1e9 products a second, 0 where there is no unit */
+static double peak_gops(const Bench *bench, Peak best)
 {
-    (void)part;
-    for (long i = 0; i < (long)(PEAK_PRODUCTS / VNNI_PRODUCTS / 12); i++) {
-#define PRODUCT(r) __asm__ volatile("vpdpbusd %%zmm31, %%zmm30, %%zmm" #r ::: "xmm" #r);
-        TWELVE(PRODUCT)
-#undef PRODUCT
-    }
-}
-
-/* Byte products through pairs of int16: AVX2's own saturate. */
-__attribute__((target("avx2"))) static void peak_avx2(const Part *part)
-{
-    (void)part;
-    for (long i = 0; i < (long)(PEAK_PRODUCTS / AVX2_PRODUCTS / 6); i++) {
-#define PRODUCT(r)                                                 \
-    __asm__ volatile("vpmaddwd %%ymm15, %%ymm14, %%ymm13\n\t"      \
-                     "vpaddd %%ymm13, %%ymm" #r ", %%ymm" #r ::: "xmm13", "xmm" #r);
-        PRODUCT(0) PRODUCT(1) PRODUCT(2) PRODUCT(3) PRODUCT(4) PRODUCT(5)
-#undef PRODUCT
-    }
+    peak = best.run;
+    return peak ? PEAK_PRODUCTS * bench->threads / on_all_threads(bench, run_peak) / 1e9 : 0;
 }
 
 static double copy(const Bench *bench)
@@ -362,46 +373,51 @@ int main(int argc, char **argv)
     int rounds = argc > 1 ? atoi(argv[1]) : 5;
     int threads = argc > 2 ? atoi(argv[2]) : 1;
 
-    if (threads < 1 || threads > MAX_THREADS || WEIGHT_AT + MATRICES * MATRIX_BYTES > COPY_FROM_AT) {
+    if (threads < 1 || threads > MAX_THREADS) {
         fail("1 to 256 threads");
     }
     open_machine(&bench, (unsigned)threads, argc > 3 ? argv[3] : NULL);
-    const char *path = vtpu_core_isa_path(bench.core);
-    void (*peak)(const Part *part) = NULL;
-    const char *unit = NULL;
-    /* The paths have found out what the host has and may use. */
-    if (strcmp(path, "amx") == 0 && __builtin_cpu_supports("amx-int8")) {
-        peak = peak_amx, unit = "AMX int8";
-    } else if (vtpu_kernels_get("avx512")) {
-        peak = peak_vnni, unit = "AVX-512 VNNI";
-    } else if (vtpu_kernels_get("avx2")) {
-        peak = peak_avx2, unit = "AVX2";
-    }
+    Peak int8 = best_peak(false), bf16 = best_peak(true);
+    double stream_bytes = (double)products[0].matrices * (double)matrix_bytes(&products[0]);
+
     for (int round = -1; round < rounds; round++) {
-        double bytes = (double)MATRICES * MATRIX_BYTES, weights = (double)N * K;
-        double stream = run_products(&bench, 1, MATRICES);
-        double read = on_all_threads(&bench, read_weights);
-        /* Two products of bytes a weight: activations have 16 bits. */
-        double few = 2 * 16 * weights * MATRICES / run_products(&bench, 16, MATRICES);
-        double many = 2 * 512 * weights * PROMPT_MATRICES / run_products(&bench, 512, PROMPT_MATRICES);
-        double best = peak ? PEAK_PRODUCTS * threads / on_all_threads(&bench, peak) : 0;
-        double copied = run_copy(&bench), moved = copy(&bench);
+        char line[4096];
+        int at = 0;
+
+#define FIGURE(name, value) \
+    at += snprintf(line + at, sizeof(line) - (size_t)at, ", \"%s\": %.3f", name, value)
+        for (size_t i = 0; i < sizeof(products) / sizeof(products[0]); i++) {
+            const Product *p = &products[i];
+            double seconds = run_products(&bench, p), weights = (double)p->n * p->k * p->count;
+            char name[64];
+
+            snprintf(name, sizeof(name), "%s_gops", p->name);
+            FIGURE(name, p->per_weight * weights * p->m / seconds / 1e9);
+            if (i == 0) {
+                FIGURE("weight_stream_gb_s", stream_bytes / seconds / 1e9);
+                FIGURE("read_loop_gb_s", stream_bytes / on_all_threads(&bench, read_weights) / 1e9);
+            }
+            /* Each unit amid what is compared with it: a shared machine's speed varies. */
+            if (strcmp(p->name, "prefill_int8") == 0) {
+                FIGURE("int8_unit_gops", peak_gops(&bench, int8));
+            } else if (strcmp(p->name, "prefill_bf16") == 0) {
+                FIGURE("bf16_unit_gops", peak_gops(&bench, bf16));
+            }
+        }
+        FIGURE("copy_gb_s", COPY_BYTES / run_copy(&bench) / 1e9);
+        FIGURE("memcpy_gb_s", COPY_BYTES / copy(&bench) / 1e9);
         double engine = run_dispatches(&bench, VTPU_OP_V_ADD, DISPATCHES);
         double sequencer = run_dispatches(&bench, VTPU_OP_NOP, DISPATCHES);
         double empty = run_dispatches(&bench, VTPU_OP_NOP, 0);
-
-        if (round < 0) {
-            continue; /* warms up */
+        FIGURE("dispatch_ns", (engine - empty) / DISPATCHES * 1e9);
+        FIGURE("sequencer_ns", (sequencer - empty) / DISPATCHES * 1e9);
+        FIGURE("empty_program_us", empty * 1e6);
+        if (round >= 0) { /* the first warms up */
+            printf("{\"path\": \"%s\", \"int8_unit\": \"%s\", \"bf16_unit\": \"%s\"%s}\n",
+                   vtpu_core_isa_path(bench.core), int8.unit ? int8.unit : "",
+                   bf16.unit ? bf16.unit : "", line);
+            fflush(stdout);
         }
-        printf("{\"path\": \"%s\", \"unit\": \"%s\", \"weight_stream_gb_s\": %.3f, "
-               "\"read_loop_gb_s\": %.3f, \"batch16_gops\": %.2f, \"prefill_gops\": %.2f, "
-               "\"unit_gops\": %.2f, \"copy_gb_s\": %.3f, \"memcpy_gb_s\": %.3f, "
-               "\"dispatch_ns\": %.2f, \"sequencer_ns\": %.2f, \"empty_program_us\": %.2f}\n",
-               path, unit ? unit : "", bytes / stream / 1e9, bytes / read / 1e9, few / 1e9,
-               many / 1e9, best / 1e9, COPY_BYTES / copied / 1e9, COPY_BYTES / moved / 1e9,
-               (engine - empty) / DISPATCHES * 1e9, (sequencer - empty) / DISPATCHES * 1e9,
-               empty * 1e6);
-        fflush(stdout);
     }
     vtpu_core_free(bench.core);
     return 0;

@@ -179,7 +179,7 @@ static void multiply(const Model *model, const uint8_t *weight, uint32_t n, uint
         .quantised = model->quantised[k == FFN], .weight = weight, .m = model->m,
         .n = n, .k = k, .fmt = fmt,
     };
-    kernels->matmul(&op, n / 16 * thread / threads, n / 16 * (thread + 1) / threads);
+    kernels->blocks.matmul(&op, n / 16 * thread / threads, n / 16 * (thread + 1) / threads);
 }
 
 static void multiply_model(void *arg, uint32_t thread, uint32_t threads)
@@ -235,7 +235,7 @@ static void set_rows(Model *model, uint32_t m)
     model->m = m;
     for (int i = 0; i < 2; i++) {
         uint32_t k = i ? FFN : HIDDEN;
-        kernels->quantise(model->quantised[i], model->x, k * 4, k, m, 0, m);
+        kernels->blocks.quantise(model->quantised[i], model->x, k * 4, k, m, 0, m);
     }
 }
 
@@ -285,7 +285,7 @@ static void bench_weights(Model *model)
 static void quantise_part(void *arg, uint32_t thread, uint32_t threads)
 {
     const Model *model = arg;
-    kernels->quantise(model->quantised[1], model->x, FFN * 4, FFN, model->m, model->m * thread / threads,
+    kernels->blocks.quantise(model->quantised[1], model->x, FFN * 4, FFN, model->m, model->m * thread / threads,
                       model->m * (thread + 1) / threads);
 }
 
@@ -445,7 +445,7 @@ int main(int argc, char **argv)
     model.x = floats((size_t)2 * FFN * MAX_ROWS);
     model.dst = floats((size_t)2 * FFN * MAX_ROWS);
     for (int i = 0; i < 2; i++) {
-        model.quantised[i] = filled(kernels->quantise_bytes(i ? FFN : HIDDEN) * MAX_ROWS);
+        model.quantised[i] = filled(kernels->blocks.quantise_bytes(i ? FFN : HIDDEN, MAX_ROWS));
     }
     bench_weights(&model);
     for (model.m = 1; model.m <= MAX_ROWS; model.m *= MAX_ROWS) {

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
-from vtpu_compiler import read_elf
+from vtpu_compiler import hw, read_elf
 from vtpu_compiler.asm import Instr, bits_f32, decode, unpack_imm64
 
 VMEM_BYTES = 32 << 20
@@ -175,12 +175,14 @@ class Machine:
         rows = self.index(index, count)[:, 0].astype(np.int64)
         if (rows >= table_rows).any():
             raise DeviceFaultError("gather index out of bounds")
-        if instr.fmt.startswith("Q"):
+        if instr.fmt in hw.TILE_COLS:
             values = tiles(instr.fmt, self.globe(table, tile_bytes(instr.fmt, table_rows, width)),
                            table_rows, width)[rows]  # fmt: skip
         else:
-            dtype = {"F32": np.float32, "F16": np.float16}[instr.fmt]
+            dtype = {"F32": np.float32, "F16": np.float16, "BF16": np.uint16}[instr.fmt]
             data = self.globe(table, table_rows * width * np.dtype(dtype).itemsize)
+            if instr.fmt == "BF16":
+                data, dtype = (data.view(np.uint16).astype(np.uint32) << 16), np.float32
             values = data.view(dtype).reshape(table_rows, width)[rows].astype(np.float32)
         return self.writer(dst, dst_stride, values)
 
@@ -301,12 +303,30 @@ class Machine:
 
 
 def tile_bytes(fmt: str, rows: int, columns: int) -> int:
+    if fmt == "BF16_TILES":
+        return 2 * rows * columns
+    if fmt == "I8":
+        return rows * (columns + 4)
     return (rows // 16) * (columns // 32) * {"Q8_0": 544, "Q4_0": 288, "Q4_1": 320}[fmt]
 
 
 def tiles(fmt: str, data: np.ndarray, rows: int, columns: int) -> np.ndarray:
     """A matrix from its tiles, element by element as the hardware's table says."""
     out = np.empty((rows, columns), np.float32)
+    if fmt in ("I8", "BF16_TILES"):
+        size = tile_bytes(fmt, 16, columns)
+        for row in range(rows):
+            tile_row, r = data[row // 16 * size :][:size], row % 16
+            for column in range(columns):
+                if fmt == "I8":
+                    value = tile_row[column // 4 * 64 + 4 * r + column % 4].view(np.int8)
+                    scale = tile_row[columns * 16 + 4 * r :][:4].view(np.float32)[0]
+                    out[row, column] = np.float32(value) * scale
+                else:
+                    at = column // 2 * 64 + 4 * r + 2 * (column % 2)
+                    bits = int(tile_row[at]) << 16 | int(tile_row[at + 1]) << 24
+                    out[row, column] = np.array(bits, np.uint32).view(np.float32)
+        return out
     size = tile_bytes(fmt, 16, 32)
     at = 0
     for top in range(0, rows, 16):

@@ -33,6 +33,12 @@ def random_weights(graph: Graph, seed: int = 1) -> dict[str, tuple[str, tuple[in
                 scales[:, 1] = -8 * scales[:, 0]
             blocks[:, : 2 * count] = scales.view(np.uint8)
             raw = blocks.tobytes()
+        elif dtype == "i8":
+            scales = rng.uniform(0.0005, 0.003, shape[0]).astype(np.float32)
+            raw = rng.integers(-127, 128, shape, dtype=np.int8).tobytes() + scales.tobytes()
+        elif dtype == "bf16":
+            values = rng.uniform(-0.3, 0.3, shape).astype(np.float32)
+            raw = (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
         elif op.attrs["name"] == "rope.cos_sin":
             angles = np.outer(np.arange(shape[0]), 0.5 ** np.arange(shape[1] // 2))
             raw = np.hstack([np.cos(angles), np.sin(angles)]).astype(np.float32).tobytes()

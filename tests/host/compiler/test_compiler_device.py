@@ -13,10 +13,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from llama_graph import Config, llama
-from stepping import Sequence, Stepper
+from stepping import Sequence, Stepper, random_weights
 from test_compiler_execution import compare as compare_exactly
 from test_compiler_execution import sequences
-from vtpu_compiler import Options, compile_graph, read_elf
+from vtpu_compiler import Dim, Graph, Options, compile_graph, pack_weights, read_elf
+from vtpu_compiler.layout import dequantise
 from vtpu_compiler.passes.fuse import Fuse
 from vtpu_compiler.passes.narrow import Narrow
 
@@ -150,6 +151,58 @@ def test_narrowing_and_fusion_change_no_bit(open_device) -> None:
         found, _ = device.step([(first, 13), (second, 5)])
         results.append((found["logits"].tobytes(), found["samples"].tobytes()))
     assert results[0] == results[1] == results[2]
+
+
+@pytest.mark.parametrize("dtype", ["i8", "bf16"])
+def test_whole_row_formats_bit_for_bit(core, dtype: str) -> None:
+    """Tied to a table, fused with a sibling and with what it is added to."""
+    harness, library = core
+    import numerics_reference as reference
+
+    tokens, shape = 5, (64, 128)
+    g = Graph("g")
+    ids = g.input("ids", (Dim("T", 8),), "i32")
+    table = g.param("table", (48, 128), dtype)
+    x = g.gather_rows(table, ids)
+    a, b = (g.matmul(x, g.param(name, shape, dtype)) for name in "ab")
+    y = g.matmul(g.gather_rows(g.param("f", (16, 128), "f32"), ids), table)
+    g.output("sum", g.add(a, b))
+    g.output("logits", y)
+    executable = compile_graph(g)
+    metadata = executable.metadata
+    raw = random_weights(g)
+    weights, launch = (np.zeros(metadata[k]["bytes"], np.uint8) for k in ("weights", "launch"))
+    pack_weights(metadata, raw.__getitem__, weights)
+    fields = {f["name"]: f for f in metadata["launch"]["fields"]}
+    picked = np.arange(3, 3 + tokens, dtype=np.uint32)
+    launch.view(np.uint32)[fields["T"]["offset"] // 4] = tokens
+    launch.view(np.uint32)[fields["ids"]["offset"] // 4 :][:tokens] = picked
+    with harness.Machine(library) as machine:
+        machine.identity()
+        machine.enable()
+        places = [machine.place(piece.tobytes()) for piece in (weights, launch)]
+        harness.Queue(machine).run(read_elf(executable.elf).code, tuple(places))
+        launch[:] = np.frombuffer(machine.get(places[1], launch.size), np.uint8)
+
+    def product(x: np.ndarray, name: str) -> np.ndarray:
+        _, (rows, columns), data = raw[name]
+        if dtype == "bf16":
+            bits = np.frombuffer(data, np.uint16).reshape(rows, columns)
+            return reference.matmul_bf16(x, bits)
+        q = np.frombuffer(data[: rows * columns], np.int8).reshape(rows, columns)
+        return reference.matmul_i8(x, q, np.frombuffer(data[q.size :], np.float32))
+
+    def output(name: str, width: int) -> np.ndarray:
+        at = fields[name]["offset"] // 4
+        return launch.view(np.float32)[at : at + tokens * width].reshape(tokens, width)
+
+    def rows(name: str) -> np.ndarray:
+        return dequantise(*raw[name])[picked]
+
+    wanted = product(rows("table"), "a") + product(rows("table"), "b")
+    assert (output("sum", 64).view(np.uint32) == wanted.view(np.uint32)).all()
+    wanted = product(rows("f"), "table")
+    assert (output("logits", 48).view(np.uint32) == wanted.view(np.uint32)).all()
 
 
 def test_unwanted_logits_are_not_stored(open_device) -> None:

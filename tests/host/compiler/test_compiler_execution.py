@@ -121,8 +121,13 @@ def test_maximum_lengths() -> None:
         Config(dtype="q4_0", rope="halves", state="f32"),
         Config(dtype="q8_0", head_dtype="q4_0", heads=2, kv_heads=1, head_dim=32),
         Config(layers=40),
+        Config(dtype="i8", head_dtype="bf16", ffn=128),
+        Config(dtype="bf16", head_dtype="i8"),
     ],
-    ids=["q4_0-halves-f32", "q8_0-q4_0-head", "more-layers-than-registers"],
+    ids=[
+        *("q4_0-halves-f32", "q8_0-q4_0-head", "more-layers-than-registers"),
+        *("i8-bf16-head", "bf16-i8-head"),
+    ],
 )
 def test_other_models(config: Config) -> None:
     stepper = make(config)

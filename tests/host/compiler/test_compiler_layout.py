@@ -11,10 +11,16 @@ import pytest
 from isa_machine import tiles
 from vtpu_compiler import CompileError, Dim, Graph, compile_graph, pack_weights
 from vtpu_compiler.layout import BLOCK_BYTES, dequantise, pack_matrix, tensor_bytes, unpack_matrix
+from vtpu_compiler.ops import tile_format
 
 
 def random_rows(dtype: str, shape: tuple[int, int]) -> bytes:
     rng = np.random.default_rng(5)
+    if dtype == "i8":
+        scales = rng.uniform(-1, 1, shape[0]).astype(np.float32)
+        return rng.integers(-128, 128, shape, dtype=np.int8).tobytes() + scales.tobytes()
+    if dtype == "bf16":
+        return rng.integers(0, 0x7F80, shape, dtype=np.uint16).tobytes()
     blocks = rng.integers(0, 256, (shape[0] * shape[1] // 32, BLOCK_BYTES[dtype]), dtype=np.uint8)
     scales = 2 if dtype == "q4_1" else 1
     halves = rng.uniform(-1, 1, (len(blocks), scales)).astype(np.float16)
@@ -22,13 +28,14 @@ def random_rows(dtype: str, shape: tuple[int, int]) -> bytes:
     return blocks.tobytes()
 
 
-@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_1"])
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_1", "i8", "bf16"])
 def test_tiles_mean_what_the_rows_mean(dtype: str) -> None:
-    shape = (48, 96)
+    shape = (48, 192)
     raw = random_rows(dtype, shape)
     out = np.zeros(tensor_bytes(dtype, shape), np.uint8)
     pack_matrix(dtype, shape, raw, out)
-    np.testing.assert_array_equal(tiles(dtype.upper(), out, *shape), dequantise(dtype, shape, raw))
+    values = tiles(tile_format(dtype), out, *shape)
+    np.testing.assert_array_equal(values, dequantise(dtype, shape, raw))
     assert unpack_matrix(dtype, shape, out) == raw
 
 
@@ -47,6 +54,37 @@ def test_one_q4_1_value_by_hand() -> None:
     assert tile[288 + 2 * 3 : 290 + 2 * 3].view(np.float16)[0] == -1.25
     values = dequantise("q4_1", (16, 64), bytes(raw))
     assert values[3, 32 + 5] == 7 * 0.5 - 1.25 and values[3, 32 + 21] == 11 * 0.5 - 1.25
+
+
+def test_one_i8_value_by_hand() -> None:
+    """Row 19, column 70 of 32x128: the second row of tiles, its second tile."""
+    raw = bytearray(32 * 128 + 32 * 4)
+    raw[19 * 128 + 70] = 0x85  # -123
+    at = 32 * 128 + 19 * 4
+    raw[at : at + 4] = np.float32(0.25).tobytes()
+    out = np.zeros(tensor_bytes("i8", (32, 128)), np.uint8)
+    pack_matrix("i8", (32, 128), bytes(raw), out)
+    tile_row = out[2 * 1024 + 64 :]
+    assert tile_row[1024 + 1 * 64 + 4 * 3 + 2] == 0x85  # group 1: columns 68 to 71
+    assert tile_row[2048 + 4 * 3 :][:4].view(np.float32)[0] == 0.25
+    assert dequantise("i8", (32, 128), bytes(raw))[19, 70] == -123 * 0.25
+
+
+@pytest.mark.parametrize("multiplied", [True, False])
+def test_bf16_is_tiled_where_it_is_multiplied(multiplied: bool) -> None:
+    """A table that is only gathered from stays as the file has it."""
+    raw = random_rows("bf16", (32, 64))
+    g = Graph("g")
+    table = g.param("t", (32, 64), "bf16")
+    x = g.gather_rows(table, g.input("i", (Dim("T", 4),), "i32"))
+    g.output("y", g.matmul(x, table) if multiplied else x)
+    metadata = compile_graph(g).metadata
+    (entry,) = metadata["weights"]["entries"]
+    assert (entry["dtype"], entry["format"]) == ("bf16", "BF16_TILES" if multiplied else "BF16")
+    image = np.zeros(metadata["weights"]["bytes"], np.uint8)
+    pack_weights(metadata, lambda _: ("bf16", (32, 64), raw), image)
+    lies = image[entry["offset"] :][: entry["bytes"]]
+    assert (unpack_matrix("bf16", (32, 64), lies) if multiplied else lies.tobytes()) == raw
 
 
 def test_packing_is_fast() -> None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-F32, BF16, F16, Q8_0, Q4_0, Q4_1 = 1, 2, 3, 8, 9, 10
+F32, BF16, F16, Q8_0, Q4_0, Q4_1, I8, BF16_TILES = 1, 2, 3, 8, 9, 10, 11, 12
 
 _ptr, _size, _u32, _f32, _bool = (
     ctypes.c_void_p,
@@ -52,14 +52,20 @@ class Attn(ctypes.Structure):
     ]
 
 
+class Product(ctypes.Structure):
+    _fields_ = [
+        ("quantise_bytes", _function(_size, _u32, _u32)),
+        ("quantise", _function(None, _ptr, _ptr, _size, _u32, _u32, _u32, _u32)),
+        ("matmul", _function(None, ctypes.POINTER(Matmul), _u32, _u32)),
+    ]
+
+
 class Table(ctypes.Structure):
     """VtpuKernels of kernels.h."""
 
     _fields_ = [
         ("name", ctypes.c_char_p),
-        ("quantise_bytes", _function(_size, _u32)),
-        ("quantise", _function(None, _ptr, _ptr, _size, _u32, _u32, _u32, _u32)),
-        ("matmul", _function(None, ctypes.POINTER(Matmul), _u32, _u32)),
+        *((name, Product) for name in ("blocks", "i8", "bf16")),
         ("rmsnorm", _function(None, _ptr, _size, _ptr, _size, _ptr, _u32, _f32, _u32, _u32)),
         ("add", _binary),
         ("mul", _binary),
@@ -115,18 +121,22 @@ class Kernels:
         found = library.vtpu_kernels_get(name.encode())
         return Kernels(name, found.contents) if found else None
 
-    def quantise(self, x: np.ndarray) -> np.ndarray:
+    def product(self, fmt: int) -> Product:
+        return {I8: self.table.i8, BF16_TILES: self.table.bf16}.get(fmt, self.table.blocks)
+
+    def quantise(self, x: np.ndarray, fmt: int) -> np.ndarray:
         x = np.ascontiguousarray(x, np.float32)
         rows, k = x.shape
-        out = _aligned(rows * self.table.quantise_bytes(k))
+        product = self.product(fmt)
+        out = _aligned(product.quantise_bytes(k, rows))
         out[:] = 0
-        self.table.quantise(out.ctypes.data, x.ctypes.data, x.strides[0], k, rows, 0, rows)
+        product.quantise(out.ctypes.data, x.ctypes.data, x.strides[0], k, rows, 0, rows)
         return out
 
     def matmul(self, x, weight, n, fmt, before=None, pad=0, split=None):
         """weight: bytes of the tiles. split: computes [0, split) and the rest apart."""
         m, k = x.shape
-        quantised = self.quantise(x)
+        quantised = self.quantise(x, fmt)
         dst = np.full((m, n + pad), np.float32(-7))
         if before is not None:
             dst[:, :n] = before
@@ -135,8 +145,8 @@ class Kernels:
             *(m, n, k, fmt, before is not None),
         )
         split = n // 16 if split is None else split
-        self.table.matmul(ctypes.byref(op), 0, split)
-        self.table.matmul(ctypes.byref(op), split, n // 16)
+        self.product(fmt).matmul(ctypes.byref(op), 0, split)
+        self.product(fmt).matmul(ctypes.byref(op), split, n // 16)
         assert np.all(dst[:, n:] == -7)
         return dst[:, :n]
 

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import numpy as np
-from kernels_lib import Q4_0, Q4_1, Q8_0
+from kernels_lib import I8, Q4_0, Q4_1, Q8_0
 
 f32 = np.float32
 
@@ -134,6 +134,76 @@ def matmul(x, q, d, m, fmt, before=None):
             else:
                 t = fma(dot.astype(f32), db, total.astype(f32) * mb)
             acc = fma(t, scale[:, b : b + 1], acc)
+        return acc if before is None else before + acc
+
+
+# --- weights in tiles of 64 bytes of a row: I8 and BF16_TILES
+
+
+def make_wide_tiles(w, d, fmt):
+    """w [n, k] int8, or the bits of bf16 in uint16; d [n] f32, for I8."""
+    n = len(w)
+    data = np.ascontiguousarray(w).view(np.uint8).reshape(n // 16, 16, -1, 16, 4)
+    tiles = data.transpose(0, 2, 3, 1, 4).reshape(n // 16, -1)  # row of tiles, tile, group, row
+    if fmt == I8:
+        tiles = np.concatenate([tiles, d.reshape(n // 16, 16).view(np.uint8)], axis=1)
+    return np.ascontiguousarray(tiles)
+
+
+def quantise_wide(x):
+    """-> int8 values [m, k], scales [m]"""
+    with np.errstate(all="ignore"):
+        amax = np.abs(x).max(axis=1)
+        finite = np.isfinite(x).all(axis=1)
+        used = finite & (amax >= 2.0**-100)
+        inverse = f32(127) / np.where(used, amax, f32(1))
+        q = np.rint(np.where(used[:, None], x, f32(0)) * inverse[:, None]).astype(np.int64)
+        scale = np.where(used, amax / f32(127), f32(0))
+    return q, np.where(finite, scale, f32(np.nan))
+
+
+def matmul_i8(x, w, d, before=None):
+    q, scale = quantise_wide(x)
+    with np.errstate(all="ignore"):
+        product = ((q @ w.astype(np.int64).T).astype(f32) * d[None, :]) * scale[:, None]
+        return product if before is None else before + product
+
+
+def to_bf16(x):
+    """f32 -> the bits of the nearest bf16, ties to even."""
+    bits = np.asarray(x, f32).view(np.uint32).astype(np.uint64)
+    rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16).astype(np.uint16)
+    return np.where(np.isnan(x), np.uint16(0x7FC0), rounded)
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(f32)
+
+
+def flush(x):
+    return np.where(np.abs(x) < f32(2.0**-126), np.copysign(f32(0), x), x).astype(f32)
+
+
+def flush_fma(a, b, c):
+    """fma of numbers that are no denormals, rounded to 24 bits with no bound on the exponent;
+    what is then below 2^-126 is a zero of its sign. Times 2^100, it is no denormal either."""
+    with np.errstate(all="ignore"):
+        scaled = fma(a * f32(2.0**50), b * f32(2.0**50), c * f32(2.0**100))
+        tiny = np.abs(scaled) < f32(2.0**-26)
+        return np.where(tiny, np.copysign(f32(0), scaled), fma(a, b, c))
+
+
+def matmul_bf16(x, w, before=None):
+    """w: the bits of bf16 [n, k]"""
+    a, b = flush(from_bf16(to_bf16(x)))[:, None], flush(from_bf16(w))[None]
+    acc = np.zeros((x.shape[0], w.shape[0]), f32)
+    with np.errstate(all="ignore"):
+        for begin in range(0, x.shape[1], 32):
+            even, odd = np.zeros_like(acc), np.zeros_like(acc)
+            for i in range(begin, begin + 32, 2):
+                even = flush_fma(a[:, :, i], b[:, :, i], even)
+                odd = flush_fma(a[:, :, i + 1], b[:, :, i + 1], odd)
+            acc = flush(acc + flush(even + odd))
         return acc if before is None else before + acc
 
 
