@@ -57,7 +57,6 @@ int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index)
 	hwq->fence_context = dma_fence_context_alloc(1);
 	spin_lock_init(&hwq->lock);
 	INIT_LIST_HEAD(&hwq->inflight);
-	hwq->last_end = jiffies;
 
 	hwq->ring = dmam_alloc_coherent(dev, ring_bytes, &hwq->ring_dma, GFP_KERNEL);
 	hwq->fence_word = dmam_alloc_coherent(dev, sizeof(*hwq->fence_word),

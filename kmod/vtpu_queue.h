@@ -51,7 +51,6 @@ struct vtpu_hwq {
 	struct vtpu_queue *queue;	/* owner or NULL; set under reset_lock and lock */
 	struct list_head inflight;	/* of vtpu_fence in ring order; lock */
 	unsigned long head_since;	/* jiffies when its first job became that; lock */
-	unsigned long last_end;		/* jiffies when a job last ended; lock, to write */
 	u64 seq;			/* of the last job pushed; lock */
 	u32 tail;			/* entries produced since ENABLE; lock */
 	bool enabled;			/* takes jobs; lock */

@@ -60,7 +60,6 @@ static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
 	lockdep_assert_held(&fence->hwq->lock);
 	list_del(&fence->link);
 	fence->hwq->head_since = jiffies;
-	WRITE_ONCE(fence->hwq->last_end, jiffies);
 	if (error)
 		dma_fence_set_error(&fence->base, error);
 	trace_vtpu_job_done(fence->hwq->index, fence->base.seqno, error);
@@ -209,51 +208,39 @@ static bool vtpu_job_inflight(struct vtpu_hwq *hwq, struct drm_sched_job *sched_
 	return inflight;
 }
 
-/* Its program runs, but another queue's job ended after this one came first. */
-static bool vtpu_hwq_just_started(struct vtpu_hwq *hwq)
+static bool vtpu_hwq_in_progress(struct vtpu_hwq *hwq)
 {
-	struct vtpu_device *vdev = hwq->vdev;
+	u32 state = vtpu_read(hwq->vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
 
-	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		struct vtpu_hwq *other = vdev->hwq[i];
-		unsigned long ended = READ_ONCE(other->last_end);
-
-		if (other != hwq && time_after(ended, READ_ONCE(hwq->head_since)) &&
-		    time_before(jiffies, ended + hwq->sched.timeout))
-			return true;
-	}
-	return false;
+	return state == VTPU_QUEUE_STATE_RUNNING || state == VTPU_QUEUE_STATE_PREEMPTED;
 }
 
 /*
- * A job may be late only because the device works for another queue, or did
- * until just now; that has a time limit too. Not so one that holds itself back
- * with a WAIT.
+ * A job may be late only because the device works for other queues, which have
+ * time limits too: its command has not begun, or not executed for as long as
+ * the job may take (less an eighth, for the way to the device). Not so one that
+ * holds itself back with a WAIT.
  */
 static bool vtpu_hwq_starved(struct vtpu_hwq *hwq)
 {
 	struct vtpu_device *vdev = hwq->vdev;
-	u32 state, head;
+	u32 head = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_HEAD));
+	u64 limit_ns = jiffies_to_nsecs(hwq->sched.timeout);
 
-	state = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
-	if (state == VTPU_QUEUE_STATE_RUNNING)
-		return vtpu_hwq_just_started(hwq);
-	if (state != VTPU_QUEUE_STATE_READY)
-		return false;
-	head = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_HEAD));
 	if (hwq->ring[head % VTPU_RING_ENTRIES].op == VTPU_CMD_WAIT)
+		return false;
+	if (vtpu_hwq_in_progress(hwq))
+		return vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_COMMAND_NS)) <
+		       limit_ns - limit_ns / 8;
+	if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) != VTPU_QUEUE_STATE_READY)
 		return false;
 
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		struct vtpu_hwq *other = vdev->hwq[i];
-
-		if (other != hwq &&
-		    vtpu_read(vdev, vtpu_hwq_reg(other, VTPU_REG_Q_QSTATUS)) ==
-		    VTPU_QUEUE_STATE_RUNNING)
+		if (vdev->hwq[i] != hwq && vtpu_hwq_in_progress(vdev->hwq[i]))
 			return true;
 	}
 	/* Or has it got its turn while we looked? */
-	return vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) == VTPU_QUEUE_STATE_RUNNING;
+	return vtpu_hwq_in_progress(hwq);
 }
 
 /*
@@ -273,8 +260,9 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 		/* A lost interrupt is no hang. */
 		vtpu_hwq_complete(hwq);
 		if (vtpu_job_inflight(hwq, sched_job) && !vtpu_hwq_starved(hwq)) {
-			drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit\n",
-				 hwq->index, le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1);
+			drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit, pc 0x%x\n",
+				 hwq->index, le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1,
+				 vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_PC)));
 			vtpu_hwq_hang(hwq);
 		}
 		drm_dev_exit(idx);
