@@ -345,6 +345,7 @@ bool vtpu_core_resetting(VtpuCore *core)
 static void park(VtpuCore *core)
 {
     core->park = true;
+    vtpu_restart_ask(core);
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
 }

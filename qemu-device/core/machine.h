@@ -169,7 +169,7 @@ typedef struct VtpuBuffer {
 } VtpuBuffer;
 
 enum { VTPU_BUFFER_QUANTISED, VTPU_BUFFER_BOUNCE, VTPU_BUFFER_THREADS, VTPU_BUFFER_LISTS,
-       VTPU_BUFFER_DMA, VTPU_NUM_BUFFERS };
+       VTPU_BUFFER_DMA, VTPU_BUFFER_UNDO, VTPU_NUM_BUFFERS };
 
 /*
  * The command of one queue, as far as it has come: with the queue's registers,
@@ -251,6 +251,14 @@ typedef struct VtpuSched {
     int next;            /* for whom the last program was set aside, -1 nobody */
 } VtpuSched;
 
+/* restart.c: what a long instruction overwrites in VMEM; bytes 0: nothing yet. [command] */
+typedef struct VtpuUndo {
+    bool wanted;
+    uint64_t addr, bytes;
+} VtpuUndo;
+
+#define VTPU_STOP_TO_PARK 2u /* a value of VtpuCore.stop: only a long instruction is */
+
 struct VtpuCore {
     VtpuCoreOps ops;
     void *opaque;
@@ -282,6 +290,7 @@ struct VtpuCore {
     bool busy; /* the command thread is at work with the lock dropped */
     bool exiting, park, parked, asleep, resetting, enabled;
     bool clear; /* HBM, before the reset ends */
+    bool restartable; /* a long instruction is in progress */
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     VtpuSched sched;
@@ -311,6 +320,7 @@ struct VtpuCore {
     /* [command] */
     VtpuProgram *program[VTPU_PROGRAM_CACHE];
     uint64_t program_clock;
+    VtpuUndo undo;
     VtpuBuffer buffer[VTPU_NUM_BUFFERS];
     uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
     FILE *timing_trace;              /* or NULL */
@@ -399,6 +409,13 @@ void *vtpu_command_thread(void *core);
 VtpuOutcome vtpu_command_execute(VtpuExec *x);
 /* Gives back what a program in progress owns, if there is one; lock held. */
 void vtpu_command_drop(VtpuExec *x);
+
+/* restart.c. Around a long instruction: begin() says whether it is one. [command] */
+bool vtpu_restart_begin(VtpuExec *x, const VtpuIssued *i);
+/* True: it was abandoned for the machine to be parked, and is as if it had not begun. */
+bool vtpu_restart_end(VtpuExec *x, bool done);
+bool vtpu_restart_keep(VtpuExec *x, uint64_t addr, uint64_t bytes); /* false: a fault */
+void vtpu_restart_ask(VtpuCore *core); /* lock held: the machine is to be parked */
 
 /* decode.c */
 /* A reference for the caller; NULL: out of memory. [command] */

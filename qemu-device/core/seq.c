@@ -113,7 +113,7 @@ static bool step_engine(VtpuExec *x, int engine)
     const VtpuIssued *i = &e->queue[e->head];
     bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
     uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
-    bool ok;
+    bool is_long = vtpu_restart_begin(x, i), ok;
 
     switch (engine) {
     case VTPU_ENGINE_DMA:
@@ -127,6 +127,9 @@ static bool step_engine(VtpuExec *x, int engine)
         break;
     }
     vtpu_dirty_flush(x);
+    if (is_long && vtpu_restart_end(x, ok)) {
+        return true; /* to be set aside before it */
+    }
     if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
         return false;

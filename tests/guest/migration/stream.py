@@ -20,7 +20,8 @@ body = {
     "ignore_eos": True,
     "stream": True,
 }
-connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+headers = {"Content-Type": "application/json"}
+connection.request("POST", "/v1/completions", json.dumps(body), headers)
 with open(path, "w", encoding="utf-8") as sink:
     for line in connection.getresponse():
         if not line.startswith(b"data: {"):

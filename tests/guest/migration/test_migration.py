@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from vtpu_guest import Guest
+from vtpu_guest.model import fetch
 
 pytestmark = pytest.mark.guest
 HERE = Path(__file__).resolve().parent
@@ -21,11 +23,17 @@ def _wait(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.05)
 
 
+def _set_slow(guest: Guest, factor: int) -> None:
+    guest.qmp(
+        "qom-set",
+        path="/machine/peripheral/vtpu0",
+        property="inject-hbm-slow",
+        value=factor,
+    )
+
+
 def test_the_answer_does_not_notice(tmp_path: Path) -> None:
     """Tokens and the bits of their log-probabilities, against a run that stayed."""
-    from vtpu_guest import Guest
-    from vtpu_guest.model import fetch
-
     model = f"/opt/model/{fetch().name}"
     server = ["python3", "-m", "vtpu.server", "--model", model, "--port", str(PORT)]
     source = Guest(start=server)
@@ -43,6 +51,8 @@ def test_the_answer_does_not_notice(tmp_path: Path) -> None:
         source.agent("guest-exec", path=stream[0], arg=[*stream[1:], "/tmp/moved", str(TOKENS)])
         moved_so_far = "cat /tmp/moved 2>/dev/null | wc -l"
         _wait(lambda: int(source.run(moved_so_far).text) >= 4, "four tokens")
+        # From here on every token takes long: that also travels.
+        _set_slow(source, 30)
         target.start(wait=False)
         uri = f"unix:{tmp_path}/migration"
         target.qmp("migrate-incoming", uri=uri)
@@ -58,6 +68,7 @@ def test_the_answer_does_not_notice(tmp_path: Path) -> None:
         source.kill()
         target.wait_agent()
         arrived = len(target.get("/tmp/moved").splitlines())
+        _set_slow(target, 1)
         _wait(lambda: target.get("/tmp/moved").endswith(b"end\n"), "the answer's end")
         assert arrived < TOKENS, "it was over before"
         assert target.get("/tmp/moved").splitlines() == stayed

@@ -11,8 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import gated
+import numerics_reference as ref
+import numpy as np
 import pytest
-from asm import ins, program
+from asm import ins, program, vmem_program
 from machine import SYSTEM_BASE, D, Machine, Queue
 from vtpu_compiler import hw
 
@@ -242,6 +244,69 @@ def test_a_copy_is_parked_half_way(
         assert 0 < moved < size, "the second machine did all of it, or nothing"
 
 
+def test_a_long_instruction_does_not_keep_it(open_machine: Callable[..., Machine]) -> None:
+    """A product that takes the scalar path very long, onto what is already there: abandoned
+    in the middle, undone, and done by a faster machine, as if it had been there at once."""
+    rows, n, k = 2048, 1024, 8192
+    rng = np.random.default_rng(2)
+    q = rng.integers(-127, 128, (n, k)).astype(np.int8)
+    d = rng.uniform(0.001, 0.01, (n, k // 32)).astype(np.float16)
+    tiles = ref.make_tiles(q, d, None, hw.FMT["Q8_0"]).tobytes()
+    x = rng.standard_normal(k).astype(np.float32).tobytes()
+    before = rng.standard_normal((rows, n)).astype(np.float32).tobytes()
+    code = vmem_program(
+        [(0, 0x900000, len(x)), (0x10000, 0x1800000, len(before))],
+        [
+            ins("SYNC"),
+            ins(
+                "MATMUL",
+                fmt="Q8_0",
+                flags=("ACCUMULATE",),
+                dst=0x10000,
+                src=0,
+                weight=0xA00000,
+                m=rows,
+                n=n,
+                k=k,
+                dst_stride=n * 4,
+                src_stride=0,
+            ),
+            ins("SYNC"),
+        ],
+        [(0x2000000, 0x10000, len(before))],
+    )
+
+    def run(machine: Machine) -> tuple[Queue, int]:
+        machine.identity()
+        machine.enable()
+        for at, data in ((0x900000, x), (0xA00000, tiles), (0x1800000, before), (CODE, code)):
+            machine.put(at, data)
+        queue = Queue(machine)
+        fence = queue.push("RUN", struct.pack("<QIIQI", CODE, len(code), 0, 0, 0))
+        queue.ring_doorbell()
+        return queue, fence
+
+    fast = open_machine()
+    if fast.isa == "scalar":
+        pytest.skip("this host has no faster path")
+    queue, fence = run(fast)
+    queue.wait(fence)
+    expected = fast.get(0x2000000, len(before))
+    slow = open_machine(isa="scalar", threads=1)
+    queue, fence = run(slow)
+    multiply = code.index(bytes([hw.OPS["MATMUL"].code]) + b"\1")
+    assert multiply % hw.INSTR_BYTES == 0
+    slow.wait_for(lambda: queue.reg("PC") == multiply, "the product has begun")
+    # Well behind its preparations, which are a thousandth of it.
+    slow.wait_for(lambda: queue.reg("COMMAND_NS", 8) > 1_500_000_000, "a good part of it")
+    instructions = slow.reg("STAT_INSTRUCTIONS", 8)
+    _move(slow, fast)
+    assert slow.reg("STAT_INSTRUCTIONS", 8) == instructions, "it was over before"
+    moved = _at(fast, queue)
+    moved.wait(fence)
+    assert fast.get(0x2000000, len(before)) == expected
+
+
 def test_a_held_wait_is_satisfied_elsewhere(
     machine: Machine, queue: Queue, open_machine: Callable[..., Machine]
 ) -> None:
@@ -370,6 +435,10 @@ def test_time_stands_still_while_parked(machine: Machine) -> None:
     machine.wait_for(lambda: machine.reg("TIME", 8) > time, "goes on")
 
 
+def _all(fields: str, why: str) -> dict[str, str]:
+    return dict.fromkeys(fields.split(), why)
+
+
 # Fields that are no state, by the struct of machine.h, and why.
 NOT_STATE = {
     "VtpuVmem": {
@@ -393,18 +462,16 @@ NOT_STATE = {
         "last_pc": "for descriptions",
     },
     "VtpuQueue": {"poll_ns": "of this host's clock; a held WAIT is polled at once"},
-    "VtpuCost": dict.fromkeys(
-        "lead work tail hbm_read hbm_written vmem ops".split(), "saved as a whole"
-    ),
-    "VtpuSched": dict.fromkeys(
-        "begin paused slice_end watchdog expired alarm asleep_until steps".split(),
+    "VtpuCost": _all("lead work tail hbm_read hbm_written vmem ops", "saved as a whole"),
+    "VtpuSched": _all(
+        "begin paused slice_end watchdog expired alarm asleep_until steps",
         "of the stretch of the command that runs; a machine at rest has none",
     ),
-    "VtpuCore": dict.fromkeys(
+    "VtpuCore": _all(
         "ops opaque hbm kernels threads schedule_seed stepped lock wake changed thread pool "
         "chip own_chip share function timer timer_thread timing_trace timing_trace_end "
         "attention stop busy exiting park parked running context_changed time_base parked_ns "
-        "still_ns inject_armed tlb program program_clock buffer dirty_start dirty_end".split(),
+        "still_ns inject_armed tlb program program_clock buffer dirty_start dirty_end undo restartable",
         "of the process, a property, follows from others, or empty while parked",
     ),
 }
