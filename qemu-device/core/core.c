@@ -68,6 +68,9 @@ void vtpu_core_wait_attention(VtpuCore *core)
 /* Lock held; nothing runs in the context, or it is the command thread that asks. */
 static void apply_context(VtpuCore *core, unsigned context)
 {
+    if (vtpu_link_uses(core, context)) {
+        return; /* vtpu_core_received() comes back to it */
+    }
     core->context_changed &= ~(1ull << context);
     vtpu_tlb_flush(&core->tlb[context]);
     if (core->root[context] != core->ctx_root[context]) {
@@ -79,8 +82,8 @@ static void apply_context(VtpuCore *core, unsigned context)
 /* Lock held; the command thread, or anyone while it is idle. */
 static void apply_contexts(VtpuCore *core)
 {
-    while (core->context_changed) {
-        apply_context(core, (unsigned)__builtin_ctzll(core->context_changed));
+    for (uint64_t left = core->context_changed; left; left &= left - 1) {
+        apply_context(core, (unsigned)__builtin_ctzll(left));
     }
 }
 
@@ -96,6 +99,7 @@ void vtpu_core_finish_reset(VtpuCore *core)
     core->irqs = 0;
     core->enabled = false;
     vtpu_inject_reset(core);
+    vtpu_link_reset(core);
     atomic_store(&core->stat_programs, 0);
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         atomic_store(&core->stat_engine[e], 0);
@@ -117,7 +121,9 @@ void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
     core->asleep = false;
-    if (!core->busy && !core->clear && !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
+    vtpu_link_stop(core);
+    if (!core->busy && !core->link.receiving && !core->clear &&
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         vtpu_core_finish_reset(core);
         return;
     }
@@ -139,6 +145,19 @@ void vtpu_core_context_changed(VtpuCore *core, unsigned context)
     }
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core); /* it may be in a pause */
+}
+
+void vtpu_core_received(VtpuCore *core)
+{
+    if (core->context_changed >> core->link.context & 1) {
+        vtpu_core_context_changed(core, core->link.context);
+    }
+    if (core->resetting) {
+        atomic_store(&core->attention, 1); /* it can end now */
+        vtpu_core_kick(core);
+    }
+    pthread_cond_broadcast(&core->changed);
+    pthread_cond_broadcast(&core->wake); /* rest() */
 }
 
 static bool is_exiting(VtpuCore *core)
@@ -219,7 +238,7 @@ static void rest(VtpuCore *core)
     }
     while (stands_still(core)) {
         vtpu_engines_release(core);
-        if (core->park && !core->parked) {
+        if (core->park && !core->parked && !core->link.receiving) {
             become_parked(core);
         } else {
             pthread_cond_wait(&core->wake, &core->lock);
@@ -253,7 +272,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     apply_contexts(core);
     rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
-    if (core->resetting && core->running < 0 &&
+    if (core->resetting && core->running < 0 && !core->link.receiving &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
         clear_if_wanted(core);
         vtpu_core_finish_reset(core);
@@ -292,6 +311,9 @@ void vtpu_core_sleep(VtpuCore *core, bool asleep)
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
+    if (core->link.fabric) {
+        vtpu_fabric_wake(core->link.fabric); /* packets may wait for it */
+    }
 }
 
 /* Lock held. */
@@ -361,7 +383,7 @@ void vtpu_core_quiesce(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
     park(core);
-    while (!core->parked && !core->stepped) {
+    while (core->stepped ? core->link.receiving : !core->parked) {
         pthread_cond_wait(&core->changed, &core->lock);
     }
     pthread_mutex_unlock(&core->lock);
@@ -383,6 +405,9 @@ void vtpu_core_resume(VtpuCore *core)
     }
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
+    if (core->link.fabric) {
+        vtpu_fabric_wake(core->link.fabric); /* packets may wait for it */
+    }
 }
 
 const char *vtpu_core_isa_path(const VtpuCore *core)
@@ -405,7 +430,7 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
     if (config->timing_trace && !config->timing && !config->timing_file) {
         return "timing-trace needs a timing model: timing or timing-file";
     }
-    return NULL;
+    return config->fabric ? vtpu_fabric_check(config->fabric, config->fabric_chip) : NULL;
 }
 
 static void stop_timer(VtpuCore *core)
@@ -450,6 +475,7 @@ static void destroy(VtpuCore *core)
     }
     vtpu_program_free_all(core);
     vtpu_vmem_free_all(core);
+    vtpu_link_destroy(core);
     pthread_cond_destroy(&core->timer);
     pthread_cond_destroy(&core->share.come);
     pthread_cond_destroy(&core->changed);
@@ -501,6 +527,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     }
     vtpu_core_set_time(core, 0);
     vtpu_inject_init(core);
+    vtpu_link_init(core, config->fabric, config->fabric_chip);
     vtpu_queue_clear_all(core);
     vtpu_sched_reset(core);
     pthread_mutex_init(&core->lock, NULL);
@@ -521,6 +548,12 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         *error = "cannot start threads";
         return NULL;
     }
+    if (config->fabric && !vtpu_fabric_attach(config->fabric, config->fabric_chip, core)) {
+        core->link.fabric = NULL;
+        vtpu_core_free(core);
+        *error = vtpu_fabric_check(config->fabric, config->fabric_chip);
+        return NULL;
+    }
     return core;
 }
 
@@ -531,6 +564,7 @@ void vtpu_core_free(VtpuCore *core)
     }
     pthread_mutex_lock(&core->lock);
     core->exiting = true;
+    pthread_cond_broadcast(&core->link.received); /* whoever brings a packet is refused */
     atomic_store(&core->stop, 1);
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
@@ -538,6 +572,9 @@ void vtpu_core_free(VtpuCore *core)
     if (!core->stepped) {
         pthread_join(core->thread, NULL);
         stop_timer(core);
+    }
+    if (core->link.fabric) {
+        vtpu_fabric_detach(core->link.fabric, core->link.chip);
     }
     destroy(core);
 }

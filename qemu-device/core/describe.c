@@ -86,6 +86,9 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     bool enabled = core->enabled, resetting = core->resetting, asleep = core->asleep;
     int running = core->running;
     uint32_t resets = core->reset_count;
+    bool link_enabled = core->link.enabled;
+    uint32_t link_context = core->link.context, link_accept = core->link.accept;
+    uint32_t link_errors = core->link.errors;
     pthread_mutex_unlock(&core->lock);
 
     put(&text, "device: %s, %u resets",
@@ -97,6 +100,11 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
         put(&text, "engine %s: %" PRIu64 " instructions\n", NAME_OF(engines, e),
             atomic_load_explicit(&core->stat_engine[e], memory_order_relaxed));
+    }
+    if (core->link.fabric) {
+        put(&text, "link: chip %u, %s, context %u, accepts 0x%04x, errors 0x%x\n",
+            core->link.chip, link_enabled ? "enabled" : "disabled", link_context, link_accept,
+            link_errors);
     }
     if (core->timed) {
         put_model(&text, core);

@@ -211,6 +211,11 @@ void vtpu_footprint(VtpuExec *x, const VtpuIssued *i, VtpuAccessFn *fn, void *ar
             v[VTPU_DMA_LOAD_ROW_BYTES], v[VTPU_DMA_LOAD_SRC_STRIDE]);
         break;
     }
+    case VTPU_OP_REMOTE_STORE: /* what it writes is another chip's */
+        put(&sink, i->in->in.mode == VTPU_REMOTE_STORE_MODE_VMEM, false,
+            v[VTPU_REMOTE_STORE_SRC], v[VTPU_REMOTE_STORE_ROWS],
+            v[VTPU_REMOTE_STORE_ROW_BYTES], v[VTPU_REMOTE_STORE_SRC_STRIDE]);
+        break;
     case VTPU_OP_DMA_GATHER:
         gather(x, i, &sink);
         break;

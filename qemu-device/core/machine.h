@@ -23,6 +23,7 @@
 
 #include "footprint.h"
 #include "kernels.h"
+#include "link.h"
 #include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
@@ -201,11 +202,14 @@ typedef struct VtpuExec {
     uint64_t busy_ns; /* since ENABLE, like the rest */
     uint32_t preemptions;
     _Atomic uint64_t instructions;
+    VtpuLinkSend send;
+    uint32_t generation[VTPU_MAX_CHIPS]; /* of the chips' links when the program began */
 
     /* No state: found again whenever it runs. */
     bool watched; /* look at each instruction before it is executed */
     bool traced;
     _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
+    uint32_t link_events; /* VtpuLink.events when it was last looked at */
     bool observed; /* tell the timing model of each instruction */
 
     VtpuTiming timing; /* state of a RUN where there is a timing model */
@@ -301,6 +305,7 @@ struct VtpuCore {
     uint64_t time_base, parked_ns, still_ns; /* see vtpu_core_time() */
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
+    VtpuLink link;
     VtpuVmem vmem[VTPU_NUM_QUEUES]; /* allocated as programs are in progress at once */
     uint64_t inject[VTPU_NUM_INJECTIONS];
 
@@ -347,6 +352,7 @@ bool vtpu_core_is_parked(const VtpuCore *core);      /* lock held */
 uint64_t vtpu_core_time(const VtpuCore *core);
 void vtpu_core_set_time(VtpuCore *core, uint64_t time);
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
+void vtpu_core_received(VtpuCore *core); /* lock held: a packet has just been written */
 
 /* inject.c. What returns a bool: false: stopped, as with a fault that is none. [command] */
 void vtpu_inject_init(VtpuCore *core);
@@ -450,6 +456,15 @@ bool vtpu_dma_execute(VtpuExec *x, const VtpuIssued *i);
 bool vtpu_mxu_execute(VtpuExec *x, const VtpuIssued *i);
 bool vtpu_vpu_execute(VtpuExec *x, const VtpuIssued *i);
 bool vtpu_attn_execute(VtpuExec *x, const VtpuIssued *i);
+/* Unlike the others it takes many steps, each of which is to find it ready. */
+bool vtpu_link_step(VtpuExec *x, const VtpuIssued *i, bool *done);
+bool vtpu_link_ready(VtpuExec *x);
+/* LINK_WAIT and LINK_LD. *over: the wait has ended; wait_over: it is worth a look. */
+bool vtpu_link_wait(VtpuExec *x, const uint64_t v[8], bool *over);
+bool vtpu_link_wait_over(const VtpuExec *x, const uint64_t v[8]);
+bool vtpu_link_counter(VtpuExec *x, uint64_t counter, uint64_t *value);
+/* Sleeps until something may have changed of what the two wait for; false: stopped. */
+bool vtpu_link_pause(VtpuExec *x);
 
 /* exec.c: what commands and engines share */
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */
@@ -475,6 +490,9 @@ static inline void vtpu_stat_add(_Atomic uint64_t *stat, uint64_t n)
 /* mmu.c */
 /* The first 1..len bytes at va that lie together. */
 bool vtpu_mmu_span(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access, VtpuSpan *span);
+/* By a root and without the TLB, up to the page's end; any thread. Returns the cause. */
+uint32_t vtpu_mmu_translate(const VtpuCore *core, uint64_t root, uint64_t va, uint32_t access,
+                            VtpuSpan *span);
 /* The whole range as one piece of HBM, or NULL, without a fault. */
 uint8_t *vtpu_mmu_direct(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access);
 /* The range in place when it is one piece of HBM, else a copy in `buffer`. */

@@ -34,10 +34,9 @@ static uint64_t read_entry(const VtpuCore *core, uint64_t table, unsigned index)
 }
 
 /* VTPU_FAULT_NONE and the page, or the cause. */
-static uint32_t walk(const VtpuCore *core, unsigned context, uint64_t va, Page *page)
+static uint32_t walk(const VtpuCore *core, uint64_t root, uint64_t va, Page *page)
 {
     const uint64_t rights = VTPU_PTE_READ | VTPU_PTE_WRITE | VTPU_PTE_EXEC;
-    uint64_t root = core->root[context];
 
     if (!(root & VTPU_CTX_VALID)) {
         return VTPU_FAULT_BAD_CONTEXT;
@@ -103,7 +102,7 @@ static uint32_t find_span(VtpuCore *core, unsigned context, uint64_t va, VtpuTlb
             return VTPU_FAULT_NONE;
         }
     }
-    uint32_t cause = walk(core, context, va, &page);
+    uint32_t cause = walk(core, core->root[context], va, &page);
     if (cause) {
         return cause;
     }
@@ -123,7 +122,7 @@ static void grow(VtpuCore *core, unsigned context, VtpuTlbSpan *span, uint64_t e
     Page page;
 
     while (span->end < end && !vtpu_stopped(core) &&
-           walk(core, context, span->end, &page) == VTPU_FAULT_NONE &&
+            walk(core, core->root[context], span->end, &page) == VTPU_FAULT_NONE &&
            page.start == span->end && page.rights == span->rights && page.hbm == span->hbm &&
            page.target == span->target + (span->end - span->start)) {
         span->end += page.size;
@@ -152,6 +151,24 @@ static uint32_t lookup(VtpuExec *x, uint64_t va, uint64_t len, uint32_t access, 
     out->len = have < len ? have : len;
     out->host = span->hbm ? core->hbm + target : NULL;
     out->bus = target;
+    return VTPU_FAULT_NONE;
+}
+
+uint32_t vtpu_mmu_translate(const VtpuCore *core, uint64_t root, uint64_t va, uint32_t access,
+                            VtpuSpan *span)
+{
+    Page page;
+    uint32_t cause = walk(core, root, va, &page);
+
+    if (cause) {
+        return cause;
+    }
+    if (!(page.rights & right_of(access))) {
+        return VTPU_FAULT_PROTECTION;
+    }
+    span->bus = page.target + (va - page.start);
+    span->host = page.hbm ? core->hbm + span->bus : NULL;
+    span->len = page.start + page.size - va;
     return VTPU_FAULT_NONE;
 }
 

@@ -50,6 +50,7 @@ static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uin
     queue->state = VTPU_QUEUE_STATE_FAULTED;
     queue->holding = false;
     core->err_queues |= 1u << q;
+    vtpu_link_queue_died(core, queue->context);
 }
 
 static bool config_ok(const VtpuQueue *queue)
@@ -110,10 +111,14 @@ void vtpu_queue_reset(VtpuCore *core, unsigned q)
 
     if (core->running == (int)q) {
         queue->state = VTPU_QUEUE_STATE_RESETTING;
+        vtpu_link_queue_died(core, queue->context);
         atomic_store(&core->stop, 1);
         atomic_store(&core->attention, 1);
         vtpu_core_kick(core);
     } else {
+        if (queue->state == VTPU_QUEUE_STATE_PREEMPTED) {
+            vtpu_link_queue_died(core, queue->context);
+        }
         clear_state(core, q);
     }
 }

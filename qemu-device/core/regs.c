@@ -89,6 +89,11 @@ static unsigned device_reg_size(uint64_t offset)
     }
 }
 
+static bool is_link(uint64_t offset)
+{
+    return offset >= VTPU_REG_LINK_ID && offset < VTPU_QUEUE_OFFSET;
+}
+
 static Reg find_reg(uint64_t offset)
 {
     uint64_t ctx = offset - VTPU_REG_CTX_ROOT, queue = offset - VTPU_QUEUE_OFFSET;
@@ -99,6 +104,9 @@ static Reg find_reg(uint64_t offset)
     if (offset >= VTPU_QUEUE_OFFSET && queue < VTPU_NUM_QUEUES * VTPU_QUEUE_STRIDE) {
         uint64_t reg = VTPU_QUEUE_OFFSET + queue % VTPU_QUEUE_STRIDE;
         return (Reg) { reg, (unsigned)(queue / VTPU_QUEUE_STRIDE), queue_reg_size(reg) };
+    }
+    if (is_link(offset)) {
+        return (Reg) { offset, 0, vtpu_link_reg_size(offset) };
     }
     return (Reg) { offset, 0, device_reg_size(offset) };
 }
@@ -183,6 +191,9 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
 {
     if (reg->offset >= VTPU_QUEUE_OFFSET) {
         return read_queue(core, reg);
+    }
+    if (is_link(reg->offset)) {
+        return vtpu_link_reg_read(core, reg->offset);
     }
     if (is_model_stat(reg->offset)) {
         return atomic_load_explicit(
@@ -305,6 +316,9 @@ static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
 {
     if (reg->offset >= VTPU_QUEUE_OFFSET) {
         return write_queue(core, reg, value);
+    }
+    if (is_link(reg->offset)) {
+        return vtpu_link_reg_write(core, reg->offset, value);
     }
     switch (reg->offset) {
     case VTPU_REG_CTRL:

@@ -25,12 +25,28 @@ static inline bool counter_reached(const VtpuExec *x, uint8_t counter, uint32_t 
     return counter == 0 || x->counter[counter] >= value;
 }
 
-static bool engine_ready(const VtpuExec *x, int engine)
+static bool engine_ready(VtpuExec *x, int engine)
 {
     const VtpuEngine *e = &x->engine[engine];
     const VtpuIssued *i = &e->queue[e->head];
 
-    return e->count && counter_reached(x, i->in->in.wait, i->wait_value);
+    return e->count && counter_reached(x, i->in->in.wait, i->wait_value) &&
+           (engine != VTPU_ENGINE_LINK || vtpu_link_ready(x));
+}
+
+static void read_operands(const VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
+{
+    for (unsigned i = 0; i < d->info->num_operands; i++) {
+        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
+    }
+}
+
+static bool link_wait_over(const VtpuExec *x, const VtpuDecoded *d)
+{
+    uint64_t v[8];
+
+    read_operands(x, d, v);
+    return vtpu_link_wait_over(x, v);
 }
 
 /* The sequencer can take its next instruction, or fault on it. */
@@ -47,8 +63,21 @@ static bool seq_ready(const VtpuExec *x)
     if (d->in.wait && !counter_reached(x, d->in.wait, wait_value(x, &d->in))) {
         return false;
     }
+    if (d->in.opcode == VTPU_OP_LINK_WAIT && !link_wait_over(x, d)) {
+        return false;
+    }
     bool drains = d->in.opcode == VTPU_OP_HALT || d->in.opcode == VTPU_OP_SYNC;
     return !drains || x->pending == 0;
+}
+
+/* No step is possible, but something from another chip can make one so. */
+static bool waits_for_link(const VtpuExec *x)
+{
+    const VtpuDecoded *d = at_pc(x);
+
+    return x->send.begun ||
+           (d && !d->cause && d->in.opcode == VTPU_OP_LINK_WAIT &&
+            counter_reached(x, d->in.wait, wait_value(x, &d->in)));
 }
 
 static int choose_random(VtpuExec *x)
@@ -113,7 +142,7 @@ static bool step_engine(VtpuExec *x, int engine)
     const VtpuIssued *i = &e->queue[e->head];
     bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
     uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
-    bool is_long = vtpu_restart_begin(x, i), ok;
+    bool is_long = vtpu_restart_begin(x, i), ok, done = true;
 
     switch (engine) {
     case VTPU_ENGINE_DMA:
@@ -121,6 +150,9 @@ static bool step_engine(VtpuExec *x, int engine)
         break;
     case VTPU_ENGINE_MXU:
         ok = vtpu_mxu_execute(x, i);
+        break;
+    case VTPU_ENGINE_LINK:
+        ok = vtpu_link_step(x, i, &done);
         break;
     default:
         ok = vtpu_vpu_execute(x, i);
@@ -133,6 +165,9 @@ static bool step_engine(VtpuExec *x, int engine)
     if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
         return false;
+    }
+    if (!done) {
+        return true;
     }
     if (vtpu_observed(x) && !observe(x, i)) {
         return false;
@@ -154,7 +189,8 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
         }
         return true;
     case VTPU_OPERAND_STRIDE:
-        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && (value & 3))) {
+        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && info->engine != VTPU_ENGINE_LINK &&
+                            (value & 3))) {
             return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, value);
         }
         return true;
@@ -171,8 +207,8 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
 
 static bool operands(VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
 {
+    read_operands(x, d, v);
     for (unsigned i = 0; i < d->info->num_operands; i++) {
-        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
         if (!check_operand(x, d->info, d->info->kind[i], v[i])) {
             return false;
         }
@@ -273,7 +309,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
     }
     uint64_t *rd = &x->s[d->in.reg[0]]; /* written only by operations that name it */
     uint64_t a = v[1], b = v[2];
-    bool ok = true, taken = false;
+    bool ok = true, taken = false, over = true;
     uint64_t target = 0;
     switch (d->in.opcode) {
     case VTPU_OP_HALT:
@@ -320,6 +356,12 @@ static bool step_seq(VtpuExec *x, bool *halt)
     case VTPU_OP_LDV:
         ok = load_vmem(x, d, v[VTPU_LDV_ADDR]);
         break;
+    case VTPU_OP_LINK_WAIT:
+        ok = vtpu_link_wait(x, v, &over);
+        break;
+    case VTPU_OP_LINK_LD:
+        ok = vtpu_link_counter(x, v[VTPU_LINK_LD_COUNTER], rd);
+        break;
     case VTPU_OP_JMP:
         taken = true;
         target = v[VTPU_JMP_TARGET];
@@ -341,6 +383,9 @@ static bool step_seq(VtpuExec *x, bool *halt)
     }
     if (!ok || (taken && !jump(x, target))) {
         return false;
+    }
+    if (!over) {
+        return true; /* its chip came back in time */
     }
     if (vtpu_observed(x)) {
         self.in = d;
@@ -414,6 +459,7 @@ void vtpu_seq_start(VtpuExec *x)
     x->hung = false;
     x->order = 0;
     x->random = x->core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
+    vtpu_link_begin(x);
 }
 
 /*
@@ -463,6 +509,13 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             return outcome;
         }
         int step = choose(x);
+        if (step == STEP_NONE && waits_for_link(x)) {
+            if (!vtpu_link_pause(x)) {
+                x->fault.pc = x->pc;
+                return vtpu_core_parking(x->core) ? VTPU_OUTCOME_PREEMPTED : VTPU_OUTCOME_FAILED;
+            }
+            continue;
+        }
         atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
         if (x->watched) {
             watch(x, step);
@@ -503,6 +556,7 @@ static bool restore_issued(VtpuExec *x, int engine, VtpuIssued *i)
 bool vtpu_seq_restore(VtpuExec *x)
 {
     x->pending = 0;
+    x->send.begun = false;
     for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
         for (unsigned n = 0; n < x->engine[e].count; n++) {
             if (!restore_issued(x, e, &x->engine[e].queue[n])) {

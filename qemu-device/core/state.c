@@ -9,7 +9,8 @@
  * function and a row. tests/host/device/test_state.py holds the fields of
  * machine.h against what is written here.
  *
- * HBM is not in it: the caller has that. Translations are not in it either: the
+ * HBM is not in it: the caller has that. Nor is the link: what is under way
+ * between chips is nobody's alone, and a linked machine is not saved. Translations are not in it either: the
  * tables they come from are in HBM.
  *
  * What is loaded comes from anywhere: each part checks its values as their
@@ -384,8 +385,8 @@ uint8_t *vtpu_core_save(VtpuCore *core, size_t *size)
     VtpuStream s = { 0 };
 
     pthread_mutex_lock(&core->lock);
-    if (!vtpu_core_is_parked(core)) {
-        s.error = "not parked";
+    if (!vtpu_core_is_parked(core) || core->link.fabric) {
+        s.error = "not parked, or linked to others";
     } else {
         visit_all(core, &s);
     }
@@ -404,7 +405,7 @@ bool vtpu_core_load(VtpuCore *core, const uint8_t *bytes, size_t size, const cha
     VtpuStream s = { .loading = true, .bytes = (uint8_t *)bytes, .end = size };
 
     pthread_mutex_lock(&core->lock);
-    if (vtpu_core_is_parked(core)) {
+    if (vtpu_core_is_parked(core) && !core->link.fabric) {
         vtpu_core_finish_reset(core);
         visit_all(core, &s);
         if (s.error) {
@@ -412,7 +413,7 @@ bool vtpu_core_load(VtpuCore *core, const uint8_t *bytes, size_t size, const cha
         }
         atomic_store(&core->attention, 1);
     } else {
-        s.error = "not parked";
+        s.error = "not parked, or linked to others";
     }
     pthread_mutex_unlock(&core->lock);
     *error = s.error;

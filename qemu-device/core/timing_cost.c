@@ -139,6 +139,21 @@ static void seq(const struct vtpu_timing_params *p, uint8_t opcode, VtpuCost *co
     cost->work = ceil_div(cost->hbm_read + cost->hbm_written, p->hbm_bytes_per_cycle);
 }
 
+/* Packets follow each other without gaps; the last one's answer comes back. */
+static void remote(VtpuExec *x, const struct vtpu_timing_params *p, const VtpuIssued *i,
+                   VtpuCost *cost)
+{
+    const uint64_t *v = i->v;
+    bool store = i->in->in.opcode == VTPU_OP_REMOTE_STORE;
+    uint64_t chip = v[store ? VTPU_REMOTE_STORE_CHIP : VTPU_REMOTE_SIGNAL_CHIP];
+    uint64_t bytes = store ? v[VTPU_REMOTE_STORE_ROWS] * v[VTPU_REMOTE_STORE_ROW_BYTES] : 0;
+
+    cost->lead = p->link_setup + (cost->hbm_read ? p->hbm_latency : 0);
+    cost->work = ceil_div(bytes, p->link_bytes_per_cycle);
+    cost->tail = 2 * p->link_hop_latency *
+                 vtpu_fabric_distance(x->core->link.fabric, x->core->link.chip, (unsigned)chip);
+}
+
 VtpuCost vtpu_timing_cost(VtpuExec *x, const VtpuIssued *i)
 {
     const struct vtpu_timing_params *p = &x->core->timing;
@@ -155,6 +170,9 @@ VtpuCost vtpu_timing_cost(VtpuExec *x, const VtpuIssued *i)
         break;
     case VTPU_ENGINE_VPU:
         vpu(x, p, i, &cost);
+        break;
+    case VTPU_ENGINE_LINK:
+        remote(x, p, i, &cost);
         break;
     default:
         dma(p, &cost);

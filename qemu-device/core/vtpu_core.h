@@ -9,7 +9,8 @@
  * and returns without waiting for a running program except vtpu_core_free()
  * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
  * with one of its locks held, and must not call back into functions that wait.
- * guest_error and trace may also run on the thread that made the call.
+ * guest_error and trace may also run on the thread that made the call;
+ * link_write and hbm_dirty also on that of a sender of the same fabric.
  */
 #ifndef VTPU_CORE_H
 #define VTPU_CORE_H
@@ -17,6 +18,8 @@
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
+
+#include "vtpu_fabric.h"
 
 typedef struct VtpuCore VtpuCore;
 typedef struct VtpuChip VtpuChip;
@@ -82,6 +85,8 @@ typedef struct VtpuCoreOps {
     void (*hbm_cleared)(void *opaque);
     /* Came just now, before its fault is recorded. May be NULL. */
     void (*hardware_error)(void *opaque, VtpuHardwareError what);
+    /* dma_write on the thread of a sender of the same fabric, several at once. NULL: dma_write */
+    bool (*link_write)(void *opaque, uint64_t addr, const void *buf, size_t len);
 } VtpuCoreOps;
 
 typedef struct VtpuCoreConfig {
@@ -101,6 +106,8 @@ typedef struct VtpuCoreConfig {
      * number` that changes it (or the first one), or both. NULL, NULL: none. */
     const char *timing, *timing_file;
     const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
+    VtpuFabric *fabric;   /* outlives the machine; NULL: no inter-chip link */
+    unsigned fabric_chip; /* its number there, which no other machine has */
 } VtpuCoreConfig;
 
 /*
@@ -177,7 +184,7 @@ void vtpu_core_resume(VtpuCore *core);
 
 /*
  * The state of a machine that is parked, HBM excepted, as bytes; NULL when it is
- * not parked or out of memory. The caller frees them. Registers can be read and
+ * not parked, has a fabric, or out of memory. The caller frees them. Registers can be read and
  * written before and after, not meanwhile changed by the machine.
  */
 uint8_t *vtpu_core_save(VtpuCore *core, size_t *size);

@@ -37,6 +37,9 @@
 #define VTPU_PAGE_BYTES                          0x1000
 #define VTPU_HUGE_PAGE_BYTES                     0x200000
 #define VTPU_VA_BITS                             48
+#define VTPU_MAX_CHIPS                           16
+#define VTPU_NUM_LINK_COUNTERS                   64
+#define VTPU_LINK_PACKET                         0x1000
 
 /* BAR0 registers; VTPU_Q_* are of queue 0, VTPU_QUEUE_STRIDE apart */
 #define VTPU_QUEUE_OFFSET                        0x4000
@@ -86,7 +89,47 @@
 #define VTPU_REG_STAT_MODEL_FULL                 0x0158
 #define VTPU_REG_STAT_MODEL_SYNC                 0x0160
 #define VTPU_REG_STAT_MODEL_HBM_STALL            0x0168
+#define VTPU_REG_LINK_ID                         0x2000
+#define VTPU_LINK_ID_CHIP                        0xffu
+#define VTPU_LINK_ID_X                           0xff00u
+#define VTPU_LINK_ID_Y                           0xff0000u
+#define VTPU_LINK_ID_PRESENT                     0x80000000u
+#define VTPU_REG_LINK_SHAPE                      0x2004
+#define VTPU_LINK_SHAPE_X                        0xffu
+#define VTPU_LINK_SHAPE_Y                        0xff00u
+#define VTPU_REG_LINK_NEIGHBOURS                 0x2008
+#define VTPU_LINK_NEIGHBOURS_XP                  0xffu
+#define VTPU_LINK_NEIGHBOURS_XM                  0xff00u
+#define VTPU_LINK_NEIGHBOURS_YP                  0xff0000u
+#define VTPU_LINK_NEIGHBOURS_YM                  0xff000000u
+#define VTPU_REG_LINK_STATUS                     0x200c
+#define VTPU_LINK_STATUS_XP_UP                   0x1u
+#define VTPU_LINK_STATUS_XM_UP                   0x2u
+#define VTPU_LINK_STATUS_YP_UP                   0x4u
+#define VTPU_LINK_STATUS_YM_UP                   0x8u
+#define VTPU_LINK_STATUS_ENABLED                 0x100u
+#define VTPU_REG_LINK_PEERS                      0x2010
+#define VTPU_REG_LINK_CTRL                       0x2014
+#define VTPU_LINK_CTRL_ENABLE                    0x1u
+#define VTPU_LINK_CTRL_FAIL_STOP                 0x2u
+#define VTPU_REG_LINK_CONTEXT                    0x2018
+#define VTPU_REG_LINK_ACCEPT                     0x201c
+#define VTPU_REG_LINK_ERR                        0x2020
+#define VTPU_LINK_ERR_PEER_LOST                  0x1u
+#define VTPU_LINK_ERR_RX_FAULT                   0x2u
+#define VTPU_LINK_ERR_STOPPED                    0x4u
+#define VTPU_REG_LINK_RX_REASON                  0x2024
+#define VTPU_LINK_RX_REASON_REASON               0xffu
+#define VTPU_LINK_RX_REASON_SOURCE               0xff00u
+#define VTPU_REG_LINK_RX_ADDR                    0x2028
+#define VTPU_REG_LINK_RX_PACKETS                 0x2030
+#define VTPU_REG_LINK_RX_BYTES                   0x2038
+#define VTPU_REG_LINK_RX_REFUSED                 0x2040
 #define VTPU_REG_CTX_ROOT                        0x1000
+#define VTPU_REG_LINK_TX_PACKETS                 0x2080
+#define VTPU_REG_LINK_TX_BYTES                   0x20a0
+#define VTPU_REG_LINK_CRC_ERRORS                 0x20c0
+#define VTPU_REG_LINK_COUNTER                    0x2200
 #define VTPU_REG_Q_RING_BASE                     0x4000
 #define VTPU_REG_Q_FENCE_ADDR                    0x4008
 #define VTPU_REG_Q_RING_LOG2                     0x4010
@@ -146,6 +189,7 @@
 #define VTPU_FAULT_BAD_CONTEXT                   14
 #define VTPU_FAULT_ECC                           15
 #define VTPU_FAULT_WATCHDOG                      16
+#define VTPU_FAULT_LINK                          24
 #define VTPU_FAULT_NAMES { \
     [0] = "NONE", \
     [1] = "ILLEGAL_INSTRUCTION", \
@@ -164,6 +208,7 @@
     [14] = "BAD_CONTEXT", \
     [15] = "ECC", \
     [16] = "WATCHDOG", \
+    [24] = "LINK", \
 }
 
 /* enum stall */
@@ -174,6 +219,34 @@
     [0] = "NONE", \
     [1] = "COUNTER", \
     [2] = "SYNC", \
+}
+
+/* enum link_reason */
+#define VTPU_LINK_REASON_NONE                    0
+#define VTPU_LINK_REASON_DISABLED                1
+#define VTPU_LINK_REASON_NO_CHIP                 2
+#define VTPU_LINK_REASON_LOST                    3
+#define VTPU_LINK_REASON_NO_ROUTE                4
+#define VTPU_LINK_REASON_CRC                     5
+#define VTPU_LINK_REASON_REFUSED                 6
+#define VTPU_LINK_REASON_UNMAPPED                7
+#define VTPU_LINK_REASON_PROTECTION              8
+#define VTPU_LINK_REASON_BAD_PAGE_TABLE          9
+#define VTPU_LINK_REASON_BAD_CONTEXT             10
+#define VTPU_LINK_REASON_BUS                     11
+#define VTPU_LINK_REASON_NAMES { \
+    [0] = "NONE", \
+    [1] = "DISABLED", \
+    [2] = "NO_CHIP", \
+    [3] = "LOST", \
+    [4] = "NO_ROUTE", \
+    [5] = "CRC", \
+    [6] = "REFUSED", \
+    [7] = "UNMAPPED", \
+    [8] = "PROTECTION", \
+    [9] = "BAD_PAGE_TABLE", \
+    [10] = "BAD_CONTEXT", \
+    [11] = "BUS", \
 }
 
 /* enum fmt */

@@ -10,6 +10,7 @@ enum vtpu_engine {
     VTPU_ENGINE_DMA = 1,
     VTPU_ENGINE_MXU = 2,
     VTPU_ENGINE_VPU = 3,
+    VTPU_ENGINE_LINK = 4,
     VTPU_NUM_ENGINES
 };
 #define VTPU_ENGINE_NAMES { \
@@ -17,6 +18,7 @@ enum vtpu_engine {
     [1] = "DMA", \
     [2] = "MXU", \
     [3] = "VPU", \
+    [4] = "LINK", \
 }
 
 /* Operand kinds, see vtpu.toml */
@@ -66,6 +68,10 @@ enum vtpu_opcode {
     VTPU_OP_V_ROPE = 0x45,
     VTPU_OP_V_ATTN = 0x46,
     VTPU_OP_V_SAMPLE = 0x47,
+    VTPU_OP_LINK_WAIT = 0x18,
+    VTPU_OP_LINK_LD = 0x19,
+    VTPU_OP_REMOTE_STORE = 0x60,
+    VTPU_OP_REMOTE_SIGNAL = 0x61,
 };
 
 /* One 64-byte instruction as it lies in memory (little endian) */
@@ -187,6 +193,18 @@ static const struct vtpu_op_info vtpu_op_table[256] = {
         0x00, 1, 1, 0xe, 0xffffffffffffffffull },
     [VTPU_OP_V_SAMPLE] = { "V_SAMPLE", VTPU_ENGINE_VPU, 6,
         { VTPU_OPERAND_V4, VTPU_OPERAND_V, VTPU_OPERAND_V4, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_STRIDE },
+        0x00, 1, 0, 0x0, 0x0ull },
+    [VTPU_OP_LINK_WAIT] = { "LINK_WAIT", VTPU_ENGINE_SEQ, 3,
+        { VTPU_OPERAND_VAL, VTPU_OPERAND_VAL, VTPU_OPERAND_VAL },
+        0x00, 1, 0, 0x0, 0x0ull },
+    [VTPU_OP_LINK_LD] = { "LINK_LD", VTPU_ENGINE_SEQ, 2,
+        { VTPU_OPERAND_RD, VTPU_OPERAND_VAL },
+        0x00, 1, 0, 0x0, 0x0ull },
+    [VTPU_OP_REMOTE_STORE] = { "REMOTE_STORE", VTPU_ENGINE_LINK, 8,
+        { VTPU_OPERAND_VAL, VTPU_OPERAND_G, VTPU_OPERAND_G, VTPU_OPERAND_N, VTPU_OPERAND_N, VTPU_OPERAND_STRIDE, VTPU_OPERAND_STRIDE, VTPU_OPERAND_VAL },
+        0x00, 2, 0, 0x0, 0x0ull },
+    [VTPU_OP_REMOTE_SIGNAL] = { "REMOTE_SIGNAL", VTPU_ENGINE_LINK, 3,
+        { VTPU_OPERAND_VAL, VTPU_OPERAND_VAL, VTPU_OPERAND_VAL },
         0x00, 1, 0, 0x0, 0x0ull },
 };
 
@@ -340,6 +358,24 @@ static const struct vtpu_op_info vtpu_op_table[256] = {
 #define VTPU_V_SAMPLE_ROWS                       3
 #define VTPU_V_SAMPLE_VOCAB                      4
 #define VTPU_V_SAMPLE_LOGITS_STRIDE              5
+#define VTPU_LINK_WAIT_COUNTER                   0
+#define VTPU_LINK_WAIT_VALUE                     1
+#define VTPU_LINK_WAIT_CHIP                      2
+#define VTPU_LINK_LD_RD                          0
+#define VTPU_LINK_LD_COUNTER                     1
+#define VTPU_REMOTE_STORE_CHIP                   0
+#define VTPU_REMOTE_STORE_DST                    1
+#define VTPU_REMOTE_STORE_SRC                    2
+#define VTPU_REMOTE_STORE_ROWS                   3
+#define VTPU_REMOTE_STORE_ROW_BYTES              4
+#define VTPU_REMOTE_STORE_DST_STRIDE             5
+#define VTPU_REMOTE_STORE_SRC_STRIDE             6
+#define VTPU_REMOTE_STORE_COUNTER                7
+#define VTPU_REMOTE_STORE_MODE_VMEM              0
+#define VTPU_REMOTE_STORE_MODE_GLOBAL            1
+#define VTPU_REMOTE_SIGNAL_CHIP                  0
+#define VTPU_REMOTE_SIGNAL_COUNTER               1
+#define VTPU_REMOTE_SIGNAL_ADD                   2
 
 /* Weight tiles */
 #define VTPU_TILE_ROWS                           16

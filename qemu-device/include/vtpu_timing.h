@@ -23,6 +23,9 @@ struct vtpu_timing_params {
     uint32_t mxu_rate_bf16; /* The same of bf16 */
     uint32_t vpu_lanes; /* Elements that the vector unit works on in a cycle; a multiply-add is one operation */
     uint32_t vpu_latency; /* Cycles of the vector unit's pipeline, once an instruction */
+    uint32_t link_setup; /* Cycles of the LINK engine before each instruction's first packet */
+    uint32_t link_bytes_per_cycle; /* Bandwidth of a cable between chips, in one direction */
+    uint32_t link_hop_latency; /* Cycles that a packet takes over a cable and through the chip at its end */
 };
 
 /* FIELD(name, least, most) of each */
@@ -43,6 +46,9 @@ struct vtpu_timing_params {
     FIELD(mxu_rate_bf16, 1, 100000) \
     FIELD(vpu_lanes, 1, 1000000) \
     FIELD(vpu_latency, 0, 1000000) \
+    FIELD(link_setup, 0, 1000000) \
+    FIELD(link_bytes_per_cycle, 1, 1000000) \
+    FIELD(link_hop_latency, 0, 1000000) \
 
 /* SET(name, values) of each chip */
 #define VTPU_TIMING_SETS(SET) \
@@ -63,6 +69,9 @@ struct vtpu_timing_params {
         .mxu_rate_bf16 = 100, \
         .vpu_lanes = 1024, \
         .vpu_latency = 20, \
+        .link_setup = 100, \
+        .link_bytes_per_cycle = 33, \
+        .link_hop_latency = 500, \
     }) \
     SET("edge", { \
         .clock_mhz = 500, \
@@ -81,6 +90,9 @@ struct vtpu_timing_params {
         .mxu_rate_bf16 = 25, \
         .vpu_lanes = 128, \
         .vpu_latency = 10, \
+        .link_setup = 50, \
+        .link_bytes_per_cycle = 8, \
+        .link_hop_latency = 200, \
     }) \
 
 /* Lane operations of an element */

@@ -62,6 +62,9 @@ static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
     case VTPU_ENGINE_MXU:
         trace_vtpu_instruction_mxu(s, queue, pc, op->name);
         break;
+    case VTPU_ENGINE_LINK:
+        trace_vtpu_instruction_link(s, queue, pc, op->name);
+        break;
     default:
         trace_vtpu_instruction_vpu(s, queue, pc, op->name);
         break;
@@ -73,6 +76,7 @@ static bool vtpu_trace_instructions(void *opaque)
     return trace_event_get_state(TRACE_VTPU_INSTRUCTION_SEQ) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_DMA) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_MXU) ||
+           trace_event_get_state(TRACE_VTPU_INSTRUCTION_LINK) ||
            trace_event_get_state(TRACE_VTPU_INSTRUCTION_VPU);
 }
 
@@ -130,6 +134,7 @@ static const VtpuCoreOps vtpu_core_ops = {
     .thread_enter = vtpu_thread_enter,
     .thread_leave = vtpu_thread_leave,
     .trace_instructions = vtpu_trace_instructions,
+    .link_write = vtpu_link_write,
     .parked = vtpu_parked,
     .hardware_error = vtpu_report_hardware_error,
     .hbm_cleared = vtpu_hbm_cleared,
@@ -357,6 +362,9 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
         .timing_trace = number ? NULL : pf->timing_trace, /* it is one file */
         .chip = s->chip,
         .function = number,
+        /* The link is the physical function's: it has no share for others. */
+        .fabric = number == 0 && s->fabric ? vtpu_fabric_of(s->fabric) : NULL,
+        .fabric_chip = s->fabric_chip,
     };
     vtpu_calls_init(s);
     s->core = vtpu_core_new(&config, &vtpu_core_ops, s, &error);
@@ -529,6 +537,9 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),
     DEFINE_PROP_UINT16("sriov-vfs", VtpuState, num_vfs, 0),
     DEFINE_PROP_SIZE("vf-hbm-size", VtpuState, vf_hbm_size, 256 * MiB),
+    DEFINE_PROP_LINK("fabric", VtpuState, fabric, TYPE_VTPU_FABRIC,
+                     VtpuFabricState *),
+    DEFINE_PROP_UINT32("chip", VtpuState, fabric_chip, 0),
 };
 
 static void vtpu_function_class_init(ObjectClass *class, void *data)

@@ -25,6 +25,9 @@ DECLARE_INSTANCE_CHECKER(VtpuState, VTPU, TYPE_VTPU_FUNCTION)
     (PCI_BASE_ADDRESS_MEM_TYPE_64 | PCI_BASE_ADDRESS_MEM_PREFETCH)
 #define VTPU_BAR_DOORBELL_TYPE PCI_BASE_ADDRESS_SPACE_MEMORY
 
+#define TYPE_VTPU_FABRIC "vtpu-fabric"
+OBJECT_DECLARE_SIMPLE_TYPE(VtpuFabricState, VTPU_FABRIC)
+
 /* BQL held. */
 typedef void VtpuCallFn(VtpuState *s, void *arg);
 
@@ -74,6 +77,8 @@ struct VtpuState {
     char *isa_path;
     uint64_t schedule_seed;
     char *timing, *timing_file, *timing_trace;
+    VtpuFabricState *fabric;
+    uint32_t fabric_chip;
     uint16_t num_vfs;
     uint64_t vf_hbm_size;
 };
@@ -93,9 +98,13 @@ void vtpu_sriov_exit(VtpuState *s);
 void vtpu_sriov_config_written(VtpuState *s);
 void vtpu_hbm_cleared(void *opaque); /* VtpuCoreOps */
 
+/* vtpu_fabric.c */
+VtpuFabric *vtpu_fabric_of(VtpuFabricState *s); /* NULL before it is realized */
+
 /* vtpu_call.c: VtpuCoreOps. */
 bool vtpu_dma_read(void *opaque, uint64_t addr, void *buf, size_t len);
 bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len);
+bool vtpu_link_write(void *opaque, uint64_t addr, const void *buf, size_t len);
 void vtpu_interrupt(void *opaque, unsigned vector);
 void vtpu_parked(void *opaque);
 /* BQL held. A reset of the bus: nothing of before it gets through. */

@@ -178,6 +178,22 @@ bool vtpu_dma_write(void *opaque, uint64_t addr, const void *buf, size_t len)
     return vtpu_dma(opaque, addr, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE);
 }
 
+/*
+ * The sender's thread, which may belong to another device: it must not wait for
+ * the main loop, which may be waiting for that device. RAM alone can be reached
+ * so, not memory behind an IOMMU.
+ */
+bool vtpu_link_write(void *opaque, uint64_t addr, const void *buf, size_t len)
+{
+    VtpuDma dma = {
+        addr, (void *)buf, len, DMA_DIRECTION_FROM_DEVICE, false
+    };
+    bool ok = vtpu_dma_ram(opaque, &dma) && dma.ok;
+
+    trace_vtpu_dma(opaque, true, addr, len, ok);
+    return ok;
+}
+
 static void vtpu_call_irq(VtpuState *s, void *arg)
 {
     VtpuIrq *irq = arg;

@@ -76,7 +76,7 @@ class Qemu:
 
     def __init__(self, command: list[str], folder: Path, *options: str) -> None:
         self._qtest, self._qmp = _Lines(folder / "qtest"), _Lines(folder / "qmp")
-        self.log = folder / "qemu.log"
+        self.log, self.killed = folder / "qemu.log", False
         self.may_fail = False  # a test that expects it to end with an error says so
         with self.log.open("wb") as log:
             self.process = subprocess.Popen(
@@ -107,6 +107,8 @@ class Qemu:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if self.killed:
+            return
         try:
             self.qmp("quit")
             assert self.process.wait(LIMIT_S) == 0
@@ -120,6 +122,14 @@ class Qemu:
             self._qmp.close()
         if kind is None and not self.may_fail:
             assert self.process.returncode == 0, self.log.read_text(errors="replace")
+
+    def kill(self) -> None:
+        """As kill -9 does."""
+        self.killed = True
+        self.process.kill()
+        self.process.wait()
+        self._qtest.close()
+        self._qmp.close()
 
     def qmp(self, command: str, **arguments: Any) -> Any:
         self._qmp.send(json.dumps({"execute": command, "arguments": arguments}))
