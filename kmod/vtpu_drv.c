@@ -269,6 +269,9 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (ret)
 		return ret;
 
+	/* What a reset of the link is followed by; vtpu_slot_reset() */
+	pci_save_state(pdev);
+
 	ret = drm_dev_register(&vdev->drm, 0);
 	if (ret)
 		return ret;
@@ -354,7 +357,46 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 	up_write(&vdev->bar_sem);
 }
 
+/*
+ * An error on the bus. One that is not fatal has ended the job that met it, if
+ * any. A fatal one makes the PCI core reset the link: what was in flight is
+ * lost, and nothing is started until the device is there again.
+ */
+static pci_ers_result_t vtpu_error_detected(struct pci_dev *pdev, pci_channel_state_t state)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	if (state == pci_channel_io_normal)
+		return PCI_ERS_RESULT_CAN_RECOVER;
+	mutex_lock(&vdev->reset_lock);
+	WRITE_ONCE(vdev->wedged, true);
+	vtpu_device_lose(vdev, -ENODEV);
+	mutex_unlock(&vdev->reset_lock);
+	return state == pci_channel_io_frozen ? PCI_ERS_RESULT_NEED_RESET
+					      : PCI_ERS_RESULT_DISCONNECT;
+}
+
+static pci_ers_result_t vtpu_slot_reset(struct pci_dev *pdev)
+{
+	pci_restore_state(pdev);
+	pci_save_state(pdev);
+	return PCI_ERS_RESULT_RECOVERED;
+}
+
+static void vtpu_error_resume(struct pci_dev *pdev)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	if (!READ_ONCE(vdev->wedged))
+		return;
+	vtpu_reset_prepare(pdev);
+	vtpu_reset_done(pdev);
+}
+
 static const struct pci_error_handlers vtpu_err_handlers = {
+	.error_detected = vtpu_error_detected,
+	.slot_reset = vtpu_slot_reset,
+	.resume = vtpu_error_resume,
 	.reset_prepare = vtpu_reset_prepare,
 	.reset_done = vtpu_reset_done,
 };

@@ -188,6 +188,12 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 		u64 addr = sg_dma_address(sg);
 		u64 size = sg_dma_len(sg);
 
+		/* Its copy and the buffer would differ, without anybody noticing. */
+		if (dma_need_sync(vm->vdev->drm.dev, addr)) {
+			dev_err_once(vm->vdev->drm.dev,
+				     "system memory only through bounce buffers: not supported\n");
+			return -EOPNOTSUPP;
+		}
 		if (skip >= size) {
 			skip -= size;
 			continue;

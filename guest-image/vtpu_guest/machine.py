@@ -112,11 +112,17 @@ class Machine:
         ]
 
     def _vtpu(self) -> list[str]:
-        """Behind a root port, as a card would be: that gives it AER and hot-plug."""
+        """Behind a root port, as a card would be: that gives it AER and hot-plug.
+
+        Native hot-plug: with ACPI's, QEMU leaves the port's link down in its
+        registers, and Linux cannot reset the bus behind it.
+        """
         if self.device is None:
             return []
         device = "vtpu,id=vtpu0,bus=vtpu-port" + (f",{self.device}" if self.device else "")
-        return ["-device", "pcie-root-port,id=vtpu-port,chassis=1", "-device", device]
+        port = "pcie-root-port,id=vtpu-port,chassis=1"
+        native = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off"
+        return ["-global", native, "-device", port, "-device", device]
 
 
 def escape(word: str) -> str:

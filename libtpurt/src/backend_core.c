@@ -142,6 +142,14 @@ static int check_desc(const tpurt_device_desc *desc, uint64_t *hbm_bytes)
     return TPURT_OK;
 }
 
+/* What only tools set; empty as unset. */
+static const char *from_environment(const char *name)
+{
+    const char *value = getenv(name);
+
+    return value && *value ? value : NULL;
+}
+
 static int start_machine(struct core_backend *core, const tpurt_device_desc *desc)
 {
     static const VtpuCoreOps machine_ops = {
@@ -154,6 +162,9 @@ static int start_machine(struct core_backend *core, const tpurt_device_desc *des
         .hbm_bytes = core->hbm_bytes,
         .threads = desc->core_threads,
         .isa_path = desc->core_isa,
+        .check_races = from_environment("VTPU_CORE_CHECK_RACES"),
+        .timing = from_environment("VTPU_CORE_TIMING"),
+        .timing_trace = from_environment("VTPU_CORE_TIMING_TRACE"),
     };
     const char *error = NULL;
 

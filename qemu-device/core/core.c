@@ -467,6 +467,9 @@ static void destroy(VtpuCore *core)
     vtpu_chip_leave(core);
     vtpu_chip_free(core->own_chip);
     vtpu_timing_trace_close(core);
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        vtpu_races_free(core->exec[q].races);
+    }
     for (unsigned i = 0; i < VTPU_NUM_BUFFERS; i++) {
         free(core->buffer[i].data);
     }
@@ -517,6 +520,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->stepped = config->stepped;
     core->schedule_seed = config->schedule_seed;
+    core->check_races = config->check_races;
     core->timed = timed;
     core->timing = timing;
     core->running = -1;

@@ -48,6 +48,10 @@ static void put_queue(Text *text, unsigned q, const VtpuQueue *queue, uint32_t p
         put(text, ", fault %s access %u address 0x%" PRIx64 " pc 0x%x entry %u",
             NAME_OF(faults, queue->fault.cause), queue->fault.access, queue->fault.addr,
             queue->fault.pc, queue->fault_entry);
+        if (queue->fault.cause == VTPU_FAULT_RACE_VMEM ||
+            queue->fault.cause == VTPU_FAULT_RACE_GLOBAL) {
+            put(text, " with pc 0x%x", queue->fault.other_pc);
+        }
     }
     put(text, "\n");
 }
@@ -58,7 +62,7 @@ static void put_model(Text *text, const VtpuCore *core)
     static const char *const names[VTPU_NUM_MODEL_STATS] = {
         "cycles", "HBM bytes read", "HBM bytes written", "VMEM bytes", "operations", "SEQ busy",
         "DMA busy", "MXU busy", "VPU busy", "waiting for counters", "waiting for room",
-        "waiting in SYNC", "waiting for HBM",
+        "waiting in SYNC", "waiting for HBM", "LINK busy",
     };
 
     put(text, "model: %u MHz", core->timing.clock_mhz);

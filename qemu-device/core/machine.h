@@ -24,6 +24,7 @@
 #include "footprint.h"
 #include "kernels.h"
 #include "link.h"
+#include "races.h"
 #include "timing.h"
 #include "vtpu_core.h"
 #include "vtpu_hw.h"
@@ -43,6 +44,7 @@ typedef struct VtpuFault {
     uint32_t access;
     uint64_t addr;
     uint32_t pc;
+    uint32_t other_pc; /* RACE_*: of the other instruction */
 } VtpuFault;
 
 /* ---- pool.c: compute threads ---- */
@@ -149,7 +151,7 @@ typedef struct VtpuVmem {
 /* ---- seq.c, engine_*.c: one command ---- */
 
 #define VTPU_ENGINE_DEPTH 16
-#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_HBM_STALL - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
+#define VTPU_NUM_MODEL_STATS ((VTPU_REG_STAT_MODEL_BUSY_LINK - VTPU_REG_STAT_MODEL_CYCLES) / 8 + 1)
 
 typedef struct VtpuIssued {
     const VtpuDecoded *in; /* the program's, at pc */
@@ -210,7 +212,8 @@ typedef struct VtpuExec {
     bool traced;
     _Atomic uint32_t last_pc; /* of the instruction begun last; read by all */
     uint32_t link_events; /* VtpuLink.events when it was last looked at */
-    bool observed; /* tell the timing model of each instruction */
+    bool observed; /* tell the timing model or the race checker of each instruction */
+    VtpuRaces *races; /* or NULL; a program that is resumed elsewhere goes on unchecked */
 
     VtpuTiming timing; /* state of a RUN where there is a timing model */
 } VtpuExec;
@@ -276,6 +279,7 @@ struct VtpuCore {
     unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
+    bool check_races;
     bool timed; /* programs are timed on the chip that is described by: */
     struct vtpu_timing_params timing;
 

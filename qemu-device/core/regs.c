@@ -33,6 +33,7 @@ static unsigned queue_reg_size(uint64_t offset)
     case VTPU_REG_Q_FAULT_ACCESS:
     case VTPU_REG_Q_FAULT_PC:
     case VTPU_REG_Q_FAULT_ENTRY:
+    case VTPU_REG_Q_FAULT_OTHER_PC:
     case VTPU_REG_Q_DOORBELL:
     case VTPU_REG_Q_PC:
     case VTPU_REG_Q_WATCHDOG_US:
@@ -46,7 +47,7 @@ static unsigned queue_reg_size(uint64_t offset)
 /* STAT_MODEL_*, which follow one another. */
 static bool is_model_stat(uint64_t offset)
 {
-    return offset >= VTPU_REG_STAT_MODEL_CYCLES && offset <= VTPU_REG_STAT_MODEL_HBM_STALL &&
+    return offset >= VTPU_REG_STAT_MODEL_CYCLES && offset <= VTPU_REG_STAT_MODEL_BUSY_LINK &&
            offset % 8 == 0;
 }
 
@@ -146,6 +147,8 @@ static uint64_t read_queue(VtpuCore *core, const Reg *reg)
         return queue->fault.addr;
     case VTPU_REG_Q_FAULT_PC:
         return queue->fault.pc;
+    case VTPU_REG_Q_FAULT_OTHER_PC:
+        return queue->fault.other_pc;
     case VTPU_REG_Q_FAULT_ENTRY:
         return queue->fault_entry;
     case VTPU_REG_Q_PC:

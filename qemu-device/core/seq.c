@@ -133,7 +133,18 @@ static inline void complete(VtpuExec *x, const struct vtpu_instr *in, int engine
 /* An instruction has been executed, for whoever keeps account of it. */
 static bool observe(VtpuExec *x, const VtpuIssued *i)
 {
-    return vtpu_timing_execute(x, i);
+    return (!x->core->check_races || vtpu_races_execute(x, i)) &&
+           (!x->core->timed || vtpu_timing_execute(x, i));
+}
+
+static void observe_issue(VtpuExec *x, const VtpuIssued *i)
+{
+    if (x->core->check_races) {
+        vtpu_races_issue(x, i);
+    }
+    if (x->core->timed) {
+        vtpu_timing_issue(x, i);
+    }
 }
 
 static bool step_engine(VtpuExec *x, int engine)
@@ -232,7 +243,7 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     x->pending++;
     x->pc += VTPU_INSTR_BYTES;
     if (vtpu_observed(x)) {
-        vtpu_timing_issue(x, i);
+        observe_issue(x, i);
     }
     return true;
 }
@@ -446,7 +457,7 @@ static void watch_if_wanted(VtpuExec *x)
 
     x->traced = ops->trace && ops->trace_instructions &&
                 ops->trace_instructions(x->core->opaque);
-    x->observed = x->core->timed;
+    x->observed = x->core->timed || x->core->check_races;
     x->watched = x->traced || vtpu_injecting(x->core, VTPU_INJECT_HANG_PC);
 }
 
@@ -458,6 +469,9 @@ void vtpu_seq_start(VtpuExec *x)
     x->pending = 0;
     x->hung = false;
     x->order = 0;
+    if (x->core->check_races) {
+        vtpu_races_begin(x);
+    }
     x->random = x->core->schedule_seed * 0x9e3779b97f4a7c15ull | 1;
     vtpu_link_begin(x);
 }
@@ -526,6 +540,9 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
         ok = step == STEP_NONE  ? deadlock(x)
              : step == STEP_SEQ ? step_seq(x, &halt)
                                 : step_engine(x, step);
+        if (!ok && x->core->check_races && x->fault.cause != VTPU_FAULT_NONE) {
+            vtpu_races_fault(x);
+        }
         if (!ok || halt) {
             return ok ? VTPU_OUTCOME_DONE : VTPU_OUTCOME_FAILED;
         }

@@ -356,21 +356,18 @@ bool vtpu_timing_end(VtpuExec *x)
     /* Only counters that wrap around could leave the model short of the end. */
     total->flags = t->lost || !t->over;
     total->cycles = t->now;
-    uint64_t wait = 0, stall = 0;
+    uint64_t wait = 0, stall = 0, full = 0;
     for (unsigned n = 0; n < 64; n++) {
         wait += total->wait[n];
     }
     for (unsigned e = 0; e < 8; e++) {
         stall += total->hbm_stall[e];
-    }
-    uint64_t full = 0;
-    for (unsigned e = 0; e < 8; e++) {
         full += total->full[e];
     }
     const uint64_t stats[VTPU_NUM_MODEL_STATS] = {
         total->cycles, total->hbm_read, total->hbm_written, total->vmem_bytes, total->ops,
-        total->busy[0], total->busy[1], total->busy[2], total->busy[3], wait, full, total->sync,
-        stall,
+        total->busy[VTPU_ENGINE_SEQ], total->busy[VTPU_ENGINE_DMA], total->busy[VTPU_ENGINE_MXU],
+        total->busy[VTPU_ENGINE_VPU], wait, full, total->sync, stall, total->busy[VTPU_ENGINE_LINK],
     };
     for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
         vtpu_stat_add(&core->stat_model[n], stats[n]);

@@ -46,8 +46,9 @@ static void dma(const struct vtpu_timing_params *p, VtpuCost *cost)
 
 static uint64_t rate(const struct vtpu_timing_params *p, uint32_t fmt)
 {
-    (void)fmt;
-    return p->mxu_rate_quant;
+    return fmt == VTPU_FMT_I8           ? p->mxu_rate_i8
+           : fmt == VTPU_FMT_BF16_TILES ? p->mxu_rate_bf16
+                                        : p->mxu_rate_quant;
 }
 
 static void matmul(const struct vtpu_timing_params *p, const VtpuIssued *i, VtpuCost *cost)

@@ -35,6 +35,7 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_TIMED, /* a program has ended on the timing model: cycles, instructions */
     VTPU_EVENT_PREEMPTED, /* a program is set aside: its pc, its ring index */
     VTPU_EVENT_RESUMED, /* it goes on: likewise */
+    VTPU_EVENT_RACE, /* two instructions race: their pcs, in program order the later first */
 } VtpuCoreEvent;
 
 /* Faults on demand, and what their value is. A device reset ends the hangs alone. */
@@ -108,6 +109,7 @@ typedef struct VtpuCoreConfig {
     const char *timing_trace; /* a file to be written; NULL: none. Needs a model */
     VtpuFabric *fabric;   /* outlives the machine; NULL: no inter-chip link */
     unsigned fabric_chip; /* its number there, which no other machine has */
+    bool check_races; /* programs whose instructions race end with a fault */
 } VtpuCoreConfig;
 
 /*

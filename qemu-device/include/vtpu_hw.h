@@ -125,6 +125,7 @@
 #define VTPU_REG_LINK_RX_PACKETS                 0x2030
 #define VTPU_REG_LINK_RX_BYTES                   0x2038
 #define VTPU_REG_LINK_RX_REFUSED                 0x2040
+#define VTPU_REG_STAT_MODEL_BUSY_LINK            0x0170
 #define VTPU_REG_CTX_ROOT                        0x1000
 #define VTPU_REG_LINK_TX_PACKETS                 0x2080
 #define VTPU_REG_LINK_TX_BYTES                   0x20a0
@@ -154,6 +155,7 @@
 #define VTPU_REG_Q_COMMAND_NS                    0x4058
 #define VTPU_REG_Q_BUSY_NS                       0x4060
 #define VTPU_REG_Q_INSTRUCTIONS                  0x4068
+#define VTPU_REG_Q_FAULT_OTHER_PC                0x4070
 
 /* enum queue_state */
 #define VTPU_QUEUE_STATE_DISABLED                0
@@ -189,6 +191,8 @@
 #define VTPU_FAULT_BAD_CONTEXT                   14
 #define VTPU_FAULT_ECC                           15
 #define VTPU_FAULT_WATCHDOG                      16
+#define VTPU_FAULT_RACE_VMEM                     20
+#define VTPU_FAULT_RACE_GLOBAL                   21
 #define VTPU_FAULT_LINK                          24
 #define VTPU_FAULT_NAMES { \
     [0] = "NONE", \
@@ -208,6 +212,8 @@
     [14] = "BAD_CONTEXT", \
     [15] = "ECC", \
     [16] = "WATCHDOG", \
+    [20] = "RACE_VMEM", \
+    [21] = "RACE_GLOBAL", \
     [24] = "LINK", \
 }
 

@@ -111,6 +111,9 @@ static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
     case VTPU_EVENT_TIMED:
         trace_vtpu_timed(opaque, queue, a, b);
         break;
+    case VTPU_EVENT_RACE:
+        trace_vtpu_race(opaque, queue, a, b);
+        break;
     }
 }
 
@@ -357,6 +360,7 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
         .hbm_bytes = s->hbm_size,
         .isa_path = pf->isa_path,
         .schedule_seed = pf->schedule_seed,
+        .check_races = pf->check_races,
         .timing = pf->timing,
         .timing_file = pf->timing_file,
         .timing_trace = number ? NULL : pf->timing_trace, /* it is one file */
@@ -532,6 +536,7 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_BOOL("check-races", VtpuState, check_races, false),
     DEFINE_PROP_STRING("timing", VtpuState, timing),
     DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),
     DEFINE_PROP_STRING("timing-trace", VtpuState, timing_trace),

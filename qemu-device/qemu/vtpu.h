@@ -76,6 +76,7 @@ struct VtpuState {
     uint32_t threads;
     char *isa_path;
     uint64_t schedule_seed;
+    bool check_races;
     char *timing, *timing_file, *timing_trace;
     VtpuFabricState *fabric;
     uint32_t fabric_chip;

@@ -129,7 +129,8 @@ void vtpu_monitor_class_init(ObjectClass *class)
 static int vtpu_info_of(Object *obj, void *opaque)
 {
     GString *text = opaque;
-    VtpuState *s = (VtpuState *)object_dynamic_cast(obj, TYPE_VTPU);
+    VtpuState *s =
+        (VtpuState *)object_dynamic_cast(obj, TYPE_VTPU_FUNCTION);
 
     if (s) {
         PCIDevice *pdev = PCI_DEVICE(s);
@@ -137,7 +138,7 @@ static int vtpu_info_of(Object *obj, void *opaque)
         g_auto(GStrv) lines = g_strsplit(g_strchomp(state), "\n", -1);
 
         g_string_append_printf(text, "%s: %02x:%02x.%x, HBM %" PRIu64 " MiB\n",
-                               DEVICE(s)->id ?: "(no id)",
+                               DEVICE(s)->id ?: "without id",
                                pci_dev_bus_num(pdev), PCI_SLOT(pdev->devfn),
                                PCI_FUNC(pdev->devfn), s->hbm_size / MiB);
         for (char **line = lines; *line; line++) {

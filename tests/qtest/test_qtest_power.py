@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
 from asm import R, ins
-from qtest import EXEC, READ, WRITE, AddressSpace, D, Queue, Vtpu, wait_for
+from qtest import EXEC, RAM_SHARE, READ, WRITE, AddressSpace, D, Queue, Vtpu, wait_for
+from vtd import ON as IOMMU
+from vtd import Domain, Iommu
 
 CAP_PM, CAP_PCIE = 0x01, 0x10
 TABLES, CODE, DATA = 0x100000, 0x200000, 0x300000
@@ -105,6 +107,36 @@ def _settled_instructions(vtpu: Vtpu) -> str:
         now = _instructions(vtpu)
         same, last = (same + 1, last) if now == last else (0, now)
     return last
+
+
+@pytest.mark.parametrize("options", [(), IOMMU], ids=["memory", "IOMMU"])
+def test_a_command_amid_its_transfers_stands_still(
+    open_vtpu: Callable[..., Vtpu], options: tuple[str, ...]
+) -> None:
+    """From the write to the register on nothing more arrives, and then all of it."""
+    vtpu = open_vtpu(*options)
+    pages, target = 256, vtpu.ram + 0x100000
+    if options:
+        iommu = Iommu(vtpu.qemu)
+        domain = Domain(iommu, 1)
+        domain.map(vtpu.ram, vtpu.ram, RAM_SHARE)
+        domain.map(vtpu.msix_at, vtpu.msix_at, 4096)
+        iommu.attach(vtpu.bus, domain)
+        iommu.translate()
+    vtpu.enable()
+    space, queue = AddressSpace(vtpu, 0, TABLES), Queue(vtpu, 0)
+    for page in range(pages):  # backwards, so that each is a transfer
+        space.map(page, target + (pages - 1 - page) * 4096, WRITE, hbm=False)
+    for _ in range(8):
+        for value in range(10):
+            payload = struct.pack("<QQI", space.BASE, pages * 4096, value)
+            fence = queue.push("FILL", payload, flags=1)
+        with asleep(vtpu):
+            seen = vtpu.qemu.read(target, pages * 4096)
+            for _ in range(3):
+                assert vtpu.qemu.read(target, pages * 4096) == seen
+        wait_for(lambda fence=fence: queue.fence == fence, "the last", vtpu)
+        assert vtpu.qemu.read(target, pages * 4096) == struct.pack("<I", 9) * (pages * 1024)
 
 
 def test_a_doorbell_in_d3_is_lost_and_one_before_it_is_served_after(vtpu: Vtpu) -> None:

@@ -8,18 +8,23 @@ import struct
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from damage import rewrite
 from llama_graph import Config, llama
 from stepping import Sequence, Stepper, random_weights
 from test_compiler_execution import compare as compare_exactly
 from test_compiler_execution import sequences
 from vtpu_compiler import Dim, Graph, Options, compile_graph, pack_weights, read_elf
+from vtpu_compiler.asm import Instr, decode
+from vtpu_compiler.check import CheckError, check_executable
 from vtpu_compiler.layout import dequantise
 from vtpu_compiler.passes.fuse import Fuse
 from vtpu_compiler.passes.narrow import Narrow
+from vtpu_compiler.passes.schedule import Schedule
 
 REPO = Path(__file__).parents[3]
 sys.path.append(str(REPO / "tests" / "host" / "device"))
@@ -49,9 +54,18 @@ def core():
 class Device:
     """Runs a stepper's executable; keeps weights and states in HBM between steps."""
 
-    def __init__(self, core, config: Config, seed: int, options: Options | None) -> None:
+    def __init__(
+        self,
+        core,
+        config: Config,
+        seed: int,
+        options: Options | None,
+        check_races: bool = False,
+    ) -> None:
         harness, library = core
-        self.machine = harness.Machine(library, hbm_bytes=64 << 20, seed=seed)
+        self.machine = harness.Machine(
+            library, hbm_bytes=64 << 20, seed=seed, check_races=check_races
+        )
         self.machine.identity()
         self.machine.enable()
         self.queue = harness.Queue(self.machine)
@@ -88,8 +102,10 @@ class Device:
 def open_device(core) -> Iterator:
     opened: list[Device] = []
 
-    def make(config: Config, seed: int = 0, options: Options | None = None) -> Device:
-        opened.append(Device(core, config, seed, options))
+    def make(
+        config: Config, seed: int = 0, options: Options | None = None, check_races: bool = False
+    ) -> Device:
+        opened.append(Device(core, config, seed, options, check_races))
         return opened[-1]
 
     yield make
@@ -211,3 +227,51 @@ def test_unwanted_logits_are_not_stored(open_device) -> None:
     found, wanted = device.step([(sequence, 5)], want_logits=False)
     compare(found, wanted, logits=False)
     assert (device.stepper.logits == 0xA5).all()
+
+
+# --- the device's race checker on the compiler's programs ---
+
+
+@pytest.mark.parametrize(
+    "options", [None, Options(schedule=Schedule(hazards=False))], ids=["waits", "one by one"]
+)
+def test_compiled_programs_have_no_race(open_device, options: Options | None) -> None:
+    """Prefill, mixed and decode steps; with every wait that could be, too."""
+    device = open_device(Config(), options=options, check_races=True)
+    first, second = sequences(Config(), [13, 16])
+    for work in ([(first, 12)], [(first, 1), (second, 7)], [(second, 9)]):
+        compare(*device.step(work))
+
+
+def test_every_wait_is_needed_or_proven_not_to_be(open_device) -> None:
+    """Each wait is taken out, alone: the device reports a race in one run in program order, or
+    the compiler's own checker, which shares nothing with the device's, proves the order."""
+    config = Config()
+    device = open_device(config, check_races=True)
+    whole, reported = device.elf.code, 0
+    waiting = [n for n in range(len(whole) // 64) if decode(whole[64 * n : 64 * n + 64]).wait]
+    assert len(waiting) > 20
+    for victim in waiting:
+
+        def drop(number: int, instr: Instr, victim: int = victim) -> Instr:
+            return replace(instr, wait=0, wait_imm=0) if number == victim else instr
+
+        damaged = rewrite(device.executable, drop)
+        device.machine.put(device.code, read_elf(damaged).code)
+        first, second = sequences(config, [config.max_tokens - 1, 5])
+        try:
+            device.step([(first, config.max_tokens - 5), (second, 5)])
+        except AssertionError:
+            fault = device.queue.fault()
+            assert str(fault["cause"]).startswith("RACE_"), fault
+            # Where the order is lost: the instruction itself, or one that relied on it.
+            assert int(fault["pc"]) >= 64 * victim
+            with pytest.raises(CheckError):
+                check_executable(damaged)
+            device.queue.restart()
+            device.queue.fences = 0
+            struct.pack_into("<Q", device.machine.system, device.queue.fence_at, 0)
+            reported += 1
+        else:
+            check_executable(damaged)
+    assert reported > len(waiting) // 2

@@ -89,7 +89,7 @@ def pc(index: int) -> int:
 def vmem_program(
     loads: list[tuple[int, int, int]], body: list[bytes], stores: list[tuple[int, int, int]]
 ) -> bytes:
-    """loads: (vmem, hbm, bytes); the body; stores: (hbm, vmem, bytes). In order."""
+    """loads: (vmem, hbm, bytes); the body; stores: (hbm, vmem, bytes). One after the other."""
 
     def one_row(name: str, dst: int, src: int, size: int) -> bytes:
         # Counts end at 2^20 and a row is a multiple of 4 bytes.
@@ -107,6 +107,8 @@ def vmem_program(
 
     return program(
         *[one_row("DMA_LOAD", *load) for load in loads],
+        ins("SYNC"),
         *body,
+        ins("SYNC"),
         *[one_row("DMA_STORE", *store) for store in stores],
     )

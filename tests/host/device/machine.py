@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ctypes as c
 import mmap
+import os
 import re
 import struct
 import threading
@@ -39,11 +40,14 @@ def _injections() -> list[str]:
     return re.findall(r"^    VTPU_INJECT_(\w+),", header.read_text(), re.M)
 
 
+# Set, every test's machine looks for races, too.
+CHECK_RACES = bool(os.environ.get("VTPU_TEST_CHECK_RACES"))
 D = _defines()
 INJECTIONS = _injections()
 HARDWARE_ERRORS = ("CORRECTED", "UNCORRECTED", "POISONED")
 EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED")
 EVENTS += ("PREEMPTED", "RESUMED")
+EVENTS += ("RACE",)
 
 _libc = c.CDLL(None)
 _libc.free.argtypes = [c.c_void_p]
@@ -92,6 +96,7 @@ class _Config(c.Structure):
         ("timing_trace", c.c_char_p),
         ("fabric", c.c_void_p),
         ("fabric_chip", c.c_uint),
+        ("check_races", c.c_bool),
     )
 
 
@@ -150,6 +155,7 @@ class Machine:
         guard: int = 0,
         chip: Chip | None = None,
         function: int = 0,
+        check_races: bool = CHECK_RACES,
         timing: str | None = None,
         timing_file: Path | None = None,
         timing_trace: Path | None = None,
@@ -197,6 +203,7 @@ class Machine:
             threads=threads,
             isa_path=isa.encode() if isa else None,
             schedule_seed=seed,
+            check_races=check_races,
             timing=timing.encode() if timing else None,
             timing_file=str(timing_file).encode() if timing_file else None,
             timing_trace=str(timing_trace).encode() if timing_trace else None,

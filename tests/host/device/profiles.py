@@ -10,7 +10,7 @@ from typing import Any
 from machine import Machine, Queue
 from vtpu_compiler import hw
 
-ENGINES = ("SEQ", "DMA", "MXU", "VPU")
+ENGINES = ("SEQ", "DMA", "MXU", "VPU", "LINK")
 
 
 def _unpack(data: bytes, fields: dict[str, tuple[int, str, int]]) -> dict[str, Any]:

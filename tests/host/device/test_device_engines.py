@@ -12,7 +12,7 @@ from typing import Any
 import numerics_reference as ref
 import numpy as np
 import pytest
-from asm import R, ins, vmem_program
+from asm import R, ins, program, vmem_program
 from machine import READ, SYSTEM_BASE, WRITE, Machine, Queue
 from vtpu_compiler import hw
 
@@ -749,7 +749,7 @@ ROWS = {"dst_stride": 64, "a_stride": 64, "b_stride": 64}
     ],
 )
 def test_refused_operands(queue: Queue, instruction: bytes, cause: str) -> None:
-    code = vmem_program([], [ins("LI", rd=1, value=(1 << 64) - 64), instruction], [])
+    code = program(ins("LI", rd=1, value=(1 << 64) - 64), instruction)
     fault = queue.run_fault(code)
     assert (fault["cause"], fault["pc"]) == (cause, 64)
 
