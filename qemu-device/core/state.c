@@ -102,6 +102,7 @@ static void visit_fault(VtpuStream *s, VtpuFault *fault)
     VTPU_STREAM(s, fault->access);
     VTPU_STREAM(s, fault->addr);
     VTPU_STREAM(s, fault->pc);
+    VTPU_STREAM(s, fault->other_pc);
 }
 
 /* What is booked to a queue. */

@@ -161,6 +161,7 @@ def _timed(machine: Machine, gate_reads: list[Machine]) -> tuple[bytes, list[int
     fence = queue.push("RUN", struct.pack("<QIIQI", CODE, len(code), 0, 0, 0))
     queue.ring_doorbell()
     for number, target in enumerate(gate_reads):
+        machine.wait_for(lambda here=machine: here.on_dma is None, "the gate is read")
         _move(machine, target, last := number + 1 == len(gate_reads))
         if not last:
             park_here(target)
@@ -460,6 +461,7 @@ NOT_STATE = {
         "pending": "follows from the engines",
         "watched": "looked up as it goes on",
         "observed": "follows from the properties",
+        "races": "of this process: a program that is resumed elsewhere goes on unchecked",
         "send": "of the link, and a linked machine is not saved",
         "generation": "of the link, too",
         "link_events": "of the link, too",
@@ -476,7 +478,8 @@ NOT_STATE = {
         "ops opaque hbm kernels threads schedule_seed stepped lock wake changed thread pool "
         "chip own_chip share function timer timer_thread timing_trace timing_trace_end "
         "attention stop busy exiting park parked running context_changed time_base parked_ns "
-        "still_ns inject_armed tlb program program_clock buffer dirty_start dirty_end undo restartable link",
+        "still_ns inject_armed tlb program program_clock buffer dirty_start dirty_end "
+        "undo restartable link check_races",
         "of the process, a property, follows from others, or empty while parked",
     ),
 }
