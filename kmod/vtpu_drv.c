@@ -290,6 +290,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
+	pci_disable_sriov(pdev);
 	mutex_lock(&vdev->reset_lock);
 	WRITE_ONCE(vdev->wedged, true);
 	vtpu_device_lose(vdev, -ENODEV);
@@ -351,6 +352,9 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 
 	/* The one way back for a device that was given up. */
 	WRITE_ONCE(vdev->wedged, false);
+	/* To a virtual function it means that it may get another owner. */
+	if (pdev->is_virtfn)
+		vtpu_vm_lose_all(vdev);
 	pci_set_master(pdev);
 	vtpu_device_reset(vdev);
 	mutex_unlock(&vdev->reset_lock);
@@ -403,6 +407,7 @@ static const struct pci_error_handlers vtpu_err_handlers = {
 
 static const struct pci_device_id vtpu_pci_ids[] = {
 	{ PCI_DEVICE(VTPU_VENDOR_ID, VTPU_DEVICE_ID) },
+	{ PCI_DEVICE(VTPU_VENDOR_ID, VTPU_VF_DEVICE_ID) },
 	{ }
 };
 MODULE_DEVICE_TABLE(pci, vtpu_pci_ids);
@@ -413,6 +418,8 @@ static struct pci_driver vtpu_pci_driver = {
 	.probe = vtpu_probe,
 	.remove = vtpu_remove,
 	.shutdown = vtpu_shutdown,
+	/* A virtual function is a device like any other: nothing to prepare. */
+	.sriov_configure = pci_sriov_configure_simple,
 	.driver.pm = pm_sleep_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };

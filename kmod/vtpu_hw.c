@@ -3,12 +3,15 @@
 
 #include <linux/bitops.h>
 #include <linux/iopoll.h>
+#include <linux/pci.h>
 #include <drm/drm_print.h>
 
 #include "vtpu_device.h"
 
 #define RESET_POLL_US		20
 #define RESET_TIMEOUT_US	(2 * USEC_PER_SEC)
+/* A virtual function that may have a new owner clears its HBM first. */
+#define CLEAR_TIMEOUT_US_PER_GIB (4 * USEC_PER_SEC)
 #define TLB_TIMEOUT_US		(1 * USEC_PER_SEC)
 
 static int vtpu_hw_test_scratch(struct vtpu_device *vdev)
@@ -80,13 +83,16 @@ int vtpu_hw_test_irq(struct vtpu_device *vdev)
 /* Resets the whole device and enables it: queues disabled, contexts invalid. */
 int vtpu_hw_start(struct vtpu_device *vdev)
 {
+	u64 timeout = RESET_TIMEOUT_US;
 	u32 status;
 	int ret;
 
+	if (to_pci_dev(vdev->drm.dev)->is_virtfn)
+		timeout += (vdev->hbm_size * CLEAR_TIMEOUT_US_PER_GIB) >> 30;
 	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_RESET);
 	ret = readl_poll_timeout(vdev->regs + VTPU_REG_STATUS, status,
 				 status == U32_MAX || !(status & VTPU_STATUS_RESETTING),
-				 RESET_POLL_US, RESET_TIMEOUT_US);
+				 RESET_POLL_US, timeout);
 	if (ret) {
 		drm_err(&vdev->drm, "device reset did not finish, status %#x\n", status);
 		return ret;

@@ -385,9 +385,18 @@ void vtpu_vm_restore(struct vtpu_device *vdev)
 	for (unsigned int i = 0; i < vdev->num_contexts; i++) {
 		struct vtpu_vm *vm = vdev->contexts[i];
 
-		if (vm)
+		if (vm && !vm->lost)
 			vtpu_ctx_write(vdev, i, vm->root->node.start | VTPU_CTX_VALID);
 	}
+}
+
+/* HBM was cleared, the tables with it: what runs in an address space of before faults. */
+void vtpu_vm_lose_all(struct vtpu_device *vdev)
+{
+	lockdep_assert_held(&vdev->reset_lock);
+	for (unsigned int i = 0; i < vdev->num_contexts; i++)
+		if (vdev->contexts[i])
+			vdev->contexts[i]->lost = true;
 }
 
 static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)

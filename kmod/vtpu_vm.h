@@ -44,6 +44,7 @@ struct vtpu_vm {
 	struct vtpu_device *vdev;
 	unsigned int context;		/* hardware slot */
 	unsigned int num_queues;	/* vtpu_file.lock */
+	bool lost;			/* its tables are gone; reset_lock */
 
 	/*
 	 * Every job of the VM's queues is pushed under this lock and leaves its
@@ -59,6 +60,7 @@ struct vtpu_vm {
 struct vtpu_vm *vtpu_vm_get(struct vtpu_file *vfile, u32 id);
 void vtpu_vm_put(struct vtpu_vm *vm);
 void vtpu_vm_restore(struct vtpu_device *vdev);
+void vtpu_vm_lose_all(struct vtpu_device *vdev);
 
 int vtpu_vm_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_vm_destroy_ioctl(struct drm_device *drm, void *data, struct drm_file *file);

@@ -80,8 +80,9 @@ static void give_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
 }
 
 /*
- * Sleeps until something may have changed. Once the holder's slice is over it
- * is asked to come to a boundary, and again after every further slice.
+ * Sleeps until the turn comes, and no longer than a slice: there may be something
+ * else to look at. Once the holder's slice is over it is asked to come to a
+ * boundary, and again after every further slice.
  */
 static void wait_for_turn(VtpuChip *chip, VtpuCore *core, uint64_t now)
 {
@@ -147,11 +148,12 @@ static bool take(VtpuCore *core, bool within)
         }
         now = vtpu_now_ns();
     }
+    /* Its turn may have come as it was stopped: that ends like any other. */
+    core->share.held = chip->holder == core;
     pthread_mutex_unlock(&chip->lock);
     if (waits) {
         set_paused(core, false);
     }
-    core->share.held = go_on;
     core->share.waited += now - begin;
     return go_on;
 }
@@ -203,13 +205,6 @@ bool vtpu_engines_boundary(VtpuCore *core)
         return core->running < 0 || vtpu_engines_take(core);
     }
     return true;
-}
-
-void vtpu_engines_kick(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->chip->lock);
-    pthread_cond_signal(&core->share.come);
-    pthread_mutex_unlock(&core->chip->lock);
 }
 
 void vtpu_chip_join(VtpuChip *chip, VtpuCore *core)

@@ -53,7 +53,6 @@ void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64
 void vtpu_core_kick(VtpuCore *core)
 {
     pthread_cond_signal(&core->wake);
-    vtpu_engines_kick(core);
 }
 
 void vtpu_core_wait_attention(VtpuCore *core)
@@ -160,23 +159,25 @@ void vtpu_core_received(VtpuCore *core)
     pthread_cond_broadcast(&core->wake); /* rest() */
 }
 
-static bool is_exiting(VtpuCore *core)
+/* Whether who waits for the machine does not want to wait for all of HBM. */
+static bool is_wanted_elsewhere(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    bool exiting = core->exiting;
+    bool wanted = core->exiting || core->park;
     pthread_mutex_unlock(&core->lock);
-    return exiting;
+    return wanted;
 }
 
 /*
- * HBM to zero. What is zero is only read, so that memory which nobody touched
- * costs the host nothing.
+ * HBM to zero; false: not all of it. What is zero is only read, so that memory
+ * which nobody touched costs the host nothing.
  */
-static void clear_hbm(VtpuCore *core)
+static bool clear_hbm(VtpuCore *core)
 {
     VtpuExec *x = &core->exec[0]; /* none is in progress */
+    uint64_t at = 0;
 
-    for (uint64_t at = 0; at < core->hbm_bytes && !is_exiting(core); at += CLEAR_STEP) {
+    for (; at < core->hbm_bytes && !is_wanted_elsewhere(core); at += CLEAR_STEP) {
         uint8_t *part = core->hbm + at;
 
         if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
@@ -185,20 +186,26 @@ static void clear_hbm(VtpuCore *core)
         }
     }
     vtpu_dirty_flush(x);
+    return at == core->hbm_bytes;
 }
 
-/* Lock held, in a reset. */
-static void clear_if_wanted(VtpuCore *core)
+/* Lock held, in a reset; false: to be called again. */
+static bool clear_if_asked(VtpuCore *core)
 {
-    while (core->clear && !core->exiting) {
+    while (core->clear) {
         core->clear = false;
         pthread_mutex_unlock(&core->lock);
-        clear_hbm(core);
-        if (core->ops.hbm_cleared) {
+        bool whole = clear_hbm(core);
+        if (whole && core->ops.hbm_cleared) {
             core->ops.hbm_cleared(core->opaque);
         }
         pthread_mutex_lock(&core->lock);
+        if (!whole) {
+            core->clear = true;
+            return false;
+        }
     }
+    return true;
 }
 
 /*
@@ -273,8 +280,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 && !core->link.receiving &&
-        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
-        clear_if_wanted(core);
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK) && clear_if_asked(core)) {
         vtpu_core_finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -575,10 +581,12 @@ void vtpu_core_free(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
     if (!core->stepped) {
         pthread_join(core->thread, NULL);
-        stop_timer(core);
     }
     if (core->link.fabric) {
         vtpu_fabric_detach(core->link.fabric, core->link.chip);
+    }
+    if (!core->stepped) {
+        stop_timer(core);
     }
     destroy(core);
 }

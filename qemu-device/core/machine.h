@@ -74,7 +74,7 @@ void vtpu_pool_lend(VtpuPool *pool, const atomic_uint *stop);
 /* A machine's share. [chip's lock] but for what is marked */
 typedef struct VtpuShare {
     struct VtpuCore *next;
-    pthread_cond_t come; /* it is this machine's turn, or something else to look at */
+    pthread_cond_t come; /* its turn has */
     bool waiting;
     uint64_t used;   /* ns, at least the chip's clock as it began to wait */
     bool held;       /* [command] */
@@ -93,7 +93,6 @@ void vtpu_engines_release(struct VtpuCore *core); /* if held. [command] */
  * come, and waits for the next one if a command is running; false: stopped. [command]
  */
 bool vtpu_engines_boundary(struct VtpuCore *core);
-void vtpu_engines_kick(struct VtpuCore *core); /* looks at `attention` again */
 
 /* ---- mmu.c: translation ---- */
 
@@ -200,6 +199,7 @@ typedef struct VtpuExec {
     uint64_t random;
     bool hung; /* by injection: goes no further */
 
+    uint64_t waits_from; /* waits for another chip since then; 0: it does not. [lock] */
     uint64_t ran_ns; /* executed so far; [lock], as all of the next three */
     uint64_t busy_ns; /* since ENABLE, like the rest */
     uint32_t preemptions;
@@ -223,6 +223,7 @@ typedef enum VtpuOutcome {
     VTPU_OUTCOME_FAILED, /* with a fault, or stopped */
     VTPU_OUTCOME_HELD,   /* a WAIT that is not satisfied yet */
     VTPU_OUTCOME_PREEMPTED, /* set aside: for another queue's command, or to be parked */
+    VTPU_OUTCOME_WAITING, /* a RUN that can go on only when another chip does something */
     VTPU_OUTCOME_DONE,
 } VtpuOutcome;
 
@@ -238,7 +239,7 @@ typedef struct VtpuQueue {
     bool bad_doorbell;
     VtpuFault fault;
     uint32_t fault_entry;
-    bool holding;       /* a WAIT has not been satisfied; poll at poll_ns */
+    bool holding;       /* a WAIT, or a program's wait for a chip: looked at again at poll_ns */
     uint64_t poll_ns, poll_interval;
     uint64_t vtime;     /* sched.c: what the queue has had of the machine */
 } VtpuQueue;
@@ -394,6 +395,12 @@ void vtpu_sched_pause(VtpuCore *core);
 void vtpu_sched_go_on(VtpuCore *core);
 /* It is done: from here it cannot be over its limit. */
 void vtpu_sched_done(VtpuCore *core);
+/*
+ * Queue q's program waits for another chip from now on, or does no longer: the
+ * time counts as the command's, not as the queue's. False: it is over its limit.
+ */
+bool vtpu_sched_waits(VtpuCore *core, unsigned q);
+void vtpu_sched_waited(VtpuCore *core, unsigned q);
 /* What the choice depends on has changed: looks when it is due. */
 void vtpu_sched_changed(VtpuCore *core);
 /* COMMAND_NS and BUSY_NS, the present stretch included. */
@@ -413,6 +420,8 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
 void vtpu_queue_clear_all(VtpuCore *core);
 bool vtpu_queue_in_progress(const VtpuQueue *queue); /* at rest, but its command has begun */
 bool vtpu_queue_is_legal(const VtpuQueue *queue); /* at rest, whatever it was loaded from */
+/* Another chip did something that programs may wait for; lock held. */
+void vtpu_queue_link_event(VtpuCore *core);
 void *vtpu_command_thread(void *core);
 
 /* command.c: begins the command of x->entry, or goes on with it */
@@ -469,6 +478,8 @@ bool vtpu_link_wait_over(const VtpuExec *x, const uint64_t v[8]);
 bool vtpu_link_counter(VtpuExec *x, uint64_t counter, uint64_t *value);
 /* Sleeps until something may have changed of what the two wait for; false: stopped. */
 bool vtpu_link_pause(VtpuExec *x);
+/* When to look again although nothing happened, or 0: as often as at a WAIT. */
+uint64_t vtpu_link_look_ns(const VtpuExec *x);
 
 /* exec.c: what commands and engines share */
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */

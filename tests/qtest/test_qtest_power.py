@@ -125,16 +125,23 @@ def test_a_command_amid_its_transfers_stands_still(
         iommu.translate()
     vtpu.enable()
     space, queue = AddressSpace(vtpu, 0, TABLES), Queue(vtpu, 0)
+    vtpu.qemu.trace("vtpu_dma")
+    line = len("vtpu_dma dev 0x123456789abc write 1 address 0x123456789 bytes 4096 ok 1\n") + 32
+    control = vtpu.pci.capability(CAP_PM) + 4
     for page in range(pages):  # backwards, so that each is a transfer
         space.map(page, target + (pages - 1 - page) * 4096, WRITE, hbm=False)
     for _ in range(8):
         for value in range(10):
             payload = struct.pack("<QQI", space.BASE, pages * 4096, value)
             fence = queue.push("FILL", payload, flags=1)
-        with asleep(vtpu):
-            seen = vtpu.qemu.read(target, pages * 4096)
-            for _ in range(3):
-                assert vtpu.qemu.read(target, pages * 4096) == seen
+        vtpu.pci.write(control, 3, 2)
+        logged = vtpu.qemu.log.stat().st_size
+        seen = vtpu.qemu.read(target, pages * 4096)
+        for _ in range(3):
+            assert vtpu.qemu.read(target, pages * 4096) == seen
+        # The line of the last one before may come late.
+        assert vtpu.qemu.log.stat().st_size <= logged + line
+        vtpu.pci.write(control, 0, 2)
         wait_for(lambda fence=fence: queue.fence == fence, "the last", vtpu)
         assert vtpu.qemu.read(target, pages * 4096) == struct.pack("<I", 9) * (pages * 1024)
 

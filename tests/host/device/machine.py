@@ -121,6 +121,8 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_core_save.argtypes = [c.c_void_p, c.POINTER(c.c_size_t)]
     lib.vtpu_core_load.restype = c.c_bool
     lib.vtpu_core_load.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t, c.POINTER(c.c_char_p)]
+    lib.vtpu_core_step.restype = c.c_bool
+    lib.vtpu_core_step.argtypes = [c.c_void_p]
     lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
     for name in ("park", "free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
@@ -161,6 +163,7 @@ class Machine:
         timing_trace: Path | None = None,
         fabric: int | None = None,
         fabric_chip: int = 0,
+        stepped: bool = False,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -209,6 +212,7 @@ class Machine:
             timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
+            stepped=stepped,
             fabric=fabric,
             fabric_chip=fabric_chip,
         )
@@ -328,6 +332,10 @@ class Machine:
         ok = self.lib.vtpu_core_load(self._core, state, len(state), c.byref(error))
         assert ok == (not error.value)
         return (error.value or b"").decode()
+
+    def step(self) -> bool:
+        """Of a stepped machine; false: there is nothing to do."""
+        return bool(self.lib.vtpu_core_step(self._core))
 
     def sleep(self, asleep: bool) -> None:
         self.lib.vtpu_core_sleep(self._core, asleep)

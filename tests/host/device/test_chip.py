@@ -228,6 +228,17 @@ def test_a_waiting_function_still_answers(open_functions: OpenFunctions) -> None
     queue.wait(fence)
 
 
+def test_waiting_is_not_work(open_functions: OpenFunctions) -> None:
+    holder, waits = open_functions(2)
+    stuck, queue = Stuck(holder), Queue(waits)
+    begin = waits.reg("TIME", 8)
+    fence = start(queue, "RUN", queue.run_payload(program()))
+    waits.wait_for(lambda: waits.reg("TIME", 8) > begin + 500_000_000, "time goes by")
+    stuck.end()
+    queue.wait(fence)
+    assert waits.reg("STAT_BUSY_NS", 8) < 250_000_000
+
+
 def test_a_holder_that_exits_leaves_the_engines(open_functions: OpenFunctions) -> None:
     machines = open_functions(3)
     for machine in machines[:2]:
@@ -287,7 +298,22 @@ def test_a_reset_that_clears(open_functions: OpenFunctions) -> None:
         machine.wait_reset()
         assert machine.cleared == number
         assert machine.hbm.tobytes() == bytes(len(machine.hbm))
+    machine.put(3 * MIB, b"secret")
+    machine.reset_and_clear()  # with nothing to stop
+    machine.wait_reset()
+    assert machine.get(3 * MIB, 6) == bytes(6)
     assert other.get(0, 5) == b"other" and other.cleared == 0
+
+
+def test_clearing_goes_on_after_a_pause(open_functions: OpenFunctions) -> None:
+    machine = open_functions(1)[0]
+    for number in range(1, 21):
+        machine.put(len(machine.hbm) - 6, b"secret")
+        machine.reset_and_clear()
+        machine.quiesce()
+        machine.resume()
+        machine.wait_reset()
+        assert machine.get(len(machine.hbm) - 6, 6) == bytes(6) and machine.cleared == number
 
 
 def test_clearing_ends_with_the_machine(open_functions: OpenFunctions) -> None:

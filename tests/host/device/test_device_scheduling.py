@@ -69,6 +69,22 @@ def test_a_program_that_waits_for_another_queue_ends(
     assert waiter.reg("PREEMPTIONS") > 0
 
 
+@pytest.mark.parametrize("seed", [1, 5, 9])
+def test_whoever_gets_the_machine_makes_a_step(
+    open_machine: Callable[..., Machine], seed: int
+) -> None:
+    """At random the low one is served long before its turn, and would always be put off."""
+    machine = open_machine(seed=seed)
+    machine.identity()
+    machine.enable()
+    word = machine.alloc(64)
+    waiter, setter = Queue(machine, 0, priority=HIGH), Queue(machine, 1, priority=LOW)
+    fence = start(waiter, program(*until(word, 0)))
+    runs(waiter)
+    setter.run(program(*[ins("NOP")] * 50, ins("ST", addr=word, value=1, mode="U64")))
+    waiter.wait(fence)
+
+
 @pytest.mark.parametrize("command", ["SIGNAL", "WAIT"])
 def test_other_commands_preempt_too(machine: Machine, command: str) -> None:
     word, done = machine.alloc(64), machine.alloc(64)

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""Virtual functions in Linux, behind an IOMMU: enabled by sysfs, driven by the same driver."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+from cases import FOLDER
+from conftest import HERE
+
+pytestmark = pytest.mark.guest
+CASES = (
+    "submit_copy_fill",
+    "bo_host_and_hbm_map",
+    "hbm_is_zero_for_the_next_owner",
+    "submit_many_in_order",
+    "page_fault",
+    "address_spaces_are_separate",
+)
+# Firmware leaves no room for the BARs of functions that are not there yet.
+ARGUMENTS = (
+    *("-device", "intel-iommu,intremap=on,caching-mode=on"),
+    *("-device", "pcie-root-port,id=port1,chassis=1,pref64-reserve=1G,mem-reserve=16M"),
+    *("-device", "vtpu,id=tpu,bus=port1,hbm-size=128M,sriov-vfs=2,vf-hbm-size=64M"),
+)
+PF = "/sys/class/accel/accel0/device"
+BAD = (
+    "DMAR: [DMA",
+    "DMAR: [INTR-REMAP",
+    "WARNING:",
+    "BUG:",
+    "Oops",
+    "vtpu: probe",
+    "failed with error",
+)
+
+
+@pytest.fixture(scope="module")
+def guest() -> Iterator[Any]:
+    from vtpu_guest import Guest
+
+    with Guest(
+        device=None, extra_arguments=ARGUMENTS, kernel_arguments="intel_iommu=on"
+    ) as running:
+        running.run(["mkdir", "-p", FOLDER]).check()
+        for name in ("vtpu_raw.py", "cases.py"):
+            running.put(HERE / name, f"{FOLDER}/{name}")
+        yield running
+        messages = running.run(["dmesg"]).text
+        assert not [bad for bad in BAD if bad in messages], messages[-3000:]
+
+
+def set_vfs(guest: Any, count: int) -> list[str]:
+    """The functions' nodes, all of them."""
+    pci = guest.run(["realpath", PF]).check().text.strip()
+    guest.run(f"echo {count} >{pci}/sriov_numvfs", timeout=60).check()
+    found = guest.run(f"cd {pci}; ls accel; for f in virtfn*/; do ls $f/accel; done").text.split()
+    assert len(found) == 1 + count, guest.run(["dmesg"]).text[-3000:]
+    return found
+
+
+def run_cases(guest: Any, cases: dict[str, Sequence[str]]) -> None:
+    """Of each node, all nodes at once."""
+    run = " ".join(
+        f"VTPU_NODE=/dev/accel/{node} python3 {FOLDER}/cases.py {' '.join(names)} >{node}.log &"
+        for node, names in cases.items()
+    )
+    guest.run(f"cd {FOLDER}; {run} wait", timeout=400)
+    for node, names in cases.items():
+        lines = guest.run(["cat", f"{FOLDER}/{node}.log"]).check().text.splitlines()
+        done = {r["case"]: r for r in map(json.loads, lines) if "ok" in r}
+        assert set(done) == set(names), (node, lines[-1:])
+        assert [r["error"] for r in done.values() if not r["ok"]] == []
+
+
+def test_all_functions_at_once(guest: Any) -> None:
+    nodes = set_vfs(guest, 2)
+    groups = {
+        guest.run(["realpath", f"/sys/class/accel/{node}/device/iommu_group"]).text
+        for node in nodes
+    }
+    assert len(groups) == 3  # each can be given to an owner of its own
+    sizes = {
+        node: int(
+            guest.run(
+                f"cd {FOLDER}; VTPU_NODE=/dev/accel/{node} python3 -c "
+                "'import vtpu_raw as raw; print(raw.Device().info().hbm_bytes)'"
+            )
+            .check()
+            .text
+        )
+        for node in nodes
+    }
+    assert sorted(sizes.values()) == [64 << 20, 64 << 20, 128 << 20]
+    run_cases(guest, dict.fromkeys(nodes, CASES))
+
+
+RESET = f"""
+import sys, errno, time
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from pathlib import Path
+from cases import Setup, pci_device
+
+with Setup(timeout_ms=30000) as dev:
+    dev.hbm_map[:6] = b"secret"
+    idle = dev.queue(dev.vm_id)
+    dev.finish(idle, [raw.nop()])
+    sync = dev.syncobj()
+    dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(sync, raw.SYNC_SIGNAL, 0)])
+    time.sleep(0.05)
+    Path(f"/sys/bus/pci/devices/{{pci_device()}}/reset").write_text("1")
+    dev.wait(sync)
+    assert dev.fence_error(sync) == -errno.ENODEV
+    assert dev.hbm_map[:6] == bytes(6)
+    copy = [raw.copy(dev.host_va, dev.hbm_va, 8)]
+    assert dev.finish(idle, copy) == -errno.EFAULT
+with Setup() as dev:
+    dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])
+"""
+
+
+def test_a_reset_of_one_leaves_the_others(guest: Any) -> None:
+    """A function-level reset by sysfs while all are at work: it begins empty."""
+    set_vfs(guest, 0)
+    physical, first, second = set_vfs(guest, 2)
+    guest.put(RESET.encode(), f"{FOLDER}/reset.py")
+    guest.run(
+        f"cd {FOLDER}; export VTPU_NODE=/dev/accel/{first}; "
+        "for i in 1 2 3; do python3 reset.py || exit; done >reset.log 2>&1 & "
+        "echo $! >reset.pid"
+    ).check()
+    run_cases(guest, dict.fromkeys((physical, second), CASES))
+    guest.run(f"cd {FOLDER}; while test -e /proc/$(cat reset.pid); do sleep 0.1; done").check()
+    assert guest.run(["cat", f"{FOLDER}/reset.log"]).text == ""
+    run_cases(guest, {first: CASES})
+
+
+GOING = f"""
+import sys, errno
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from cases import Setup, until
+
+def gone():
+    try:
+        dev.info()
+    except OSError as error:
+        assert error.errno == errno.ENODEV
+        return True
+    return False
+
+with Setup(timeout_ms=30000) as dev:
+    sync = dev.syncobj()
+    dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(sync, raw.SYNC_SIGNAL, 0)])
+    fd = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
+    print("ready", flush=True)
+    until(gone, 40, "the function is gone")
+    assert raw.sync_file_state(fd) == -errno.ENODEV
+print("survived", flush=True)
+"""
+
+
+def test_functions_go_while_a_program_runs(guest: Any) -> None:
+    """Its process learns that the device has gone; the physical function works on."""
+    set_vfs(guest, 0)
+    physical, first, _ = set_vfs(guest, 2)
+    log = f"{FOLDER}/going.log"
+    guest.put(GOING.encode(), f"{FOLDER}/going.py")
+    guest.run(f"VTPU_NODE=/dev/accel/{first} python3 {FOLDER}/going.py >{log} 2>&1 </dev/null &")
+    for word in ("ready", "survived"):
+        guest.run(
+            f"for i in $(seq 300); do grep -q {word} {log} && exit; sleep 0.1; done; "
+            f"cat {log} >&2; exit 1",
+            timeout=60,
+        ).check()
+        if word == "ready":
+            set_vfs(guest, 0)
+    run_cases(guest, {physical: CASES})
+    run_cases(guest, dict.fromkeys(set_vfs(guest, 1), ("submit_copy_fill",)))
