@@ -465,6 +465,7 @@ NOT_STATE = {
         "send": "of the link, and a linked machine is not saved",
         "generation": "of the link, too",
         "link_events": "of the link, too",
+        "waits_from": "of the link, too",
         "traced": "looked up as it goes on",
         "last_pc": "for descriptions",
     },
