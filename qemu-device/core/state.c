@@ -49,7 +49,6 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
     VTPU_STREAM(s, turn);
     VTPU_STREAM(s, next);
     VTPU_STREAM(s, core->sched.slice_us);
-    VTPU_STREAM(s, core->sched.vtime);
     VTPU_STREAM(s, time);
     VTPU_STREAM(s, core->ctx_root);
     if (!s->loading) {
