@@ -335,6 +335,8 @@ void vtpu_core_kick(VtpuCore *core);
 /* Sleeps until somebody asks for attention. [command] */
 void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+/* clear.c; lock held, in a reset: true once HBM is zero, if that was asked for. [command] */
+bool vtpu_clear_if_asked(VtpuCore *core);
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
 void vtpu_core_received(VtpuCore *core); /* lock held: a packet has just been written */
 
