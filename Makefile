@@ -8,11 +8,13 @@ PORT ?= 8000
 PROMPT ?=
 MAX_TOKENS ?=
 MODEL ?=
+SECONDS ?= 60
+REPLAY ?=
 ARGS ?=
 
 # A value that a person gives is passed on as it is: neither make nor the shell
 # may look for variables or commands in it.
-inputs := PROMPT MAX_TOKENS MODEL PORT
+inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY
 $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # What a message that asks for root tells to run.
@@ -24,7 +26,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec build test test-fast test-device bench bench-device lint clean help
+.PHONY: run serve shell exec build test test-fast test-device fuzz-device bench bench-device lint clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -43,10 +45,13 @@ test: ## Run every test, in the guest and out of it [ARGS="pytest arguments"]
 	@$(host) -m pytest $(ARGS)
 
 test-fast: ## Run the tests that need no guest
-	@$(host) -m pytest -m "not guest" $(ARGS)
+	@$(host) -m pytest -m "not guest and not fuzz" $(ARGS)
 
 test-device: ## Run the tests of the hardware, on its own and in QEMU
 	@$(host) -m pytest tests/host/device tests/qtest $(ARGS)
+
+fuzz-device: ## Look for inputs that break the hardware, for SECONDS (60), or run one again [REPLAY=file]
+	@$(guest) fuzz --seconds="$$SECONDS" --replay="$$REPLAY"
 
 bench: ## Measure against llama.cpp; JSON on stdout
 	@$(guest) build >&2

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from . import accel, chat, checks
+from . import accel, chat, checks, fuzz
 from .build import build
 from .cache import build_lock, cache_dir, remove
 from .guest import Guest, GuestError
@@ -200,6 +200,18 @@ def python(arguments: argparse.Namespace) -> int:
     os.execve(interpreter[0], [*interpreter, *words], venv_environment())
 
 
+def fuzz_device(arguments: argparse.Namespace) -> int:
+    """Looks for inputs that break the device, or runs one again."""
+    if arguments.replay:
+        path = Path(arguments.replay).resolve()
+        if not path.is_file():
+            raise StageError(f"there is no input {path}")
+        return fuzz.replay(path)
+    if arguments.seconds < 1:
+        raise StageError(f"SECONDS is {arguments.seconds}; it must be at least 1")
+    return fuzz.fuzz_all(arguments.seconds)
+
+
 def clean(_arguments: argparse.Namespace) -> int:
     """Removes all that was built and downloaded."""
     with build_lock(), Stage("clean"):
@@ -234,6 +246,9 @@ def _parser() -> argparse.ArgumentParser:
     with_model(command)
     command.add_argument("--timeout", type=float, default=600)
     command.add_argument("command", nargs="+")
+    command = add("fuzz", fuzz_device, fuzz_device.__doc__ or "")
+    command.add_argument("--seconds", type=int, default=60)
+    command.add_argument("--replay", default="")
     command = add("python", python, python.__doc__ or "")
     command.add_argument("arguments", nargs=argparse.REMAINDER)
     add("clean", clean, clean.__doc__ or "")

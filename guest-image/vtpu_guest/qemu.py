@@ -34,11 +34,16 @@ class Qemu:
         ]
 
 
+def tree_of(root: Path) -> Path:
+    """Where the unpacked source and what is compiled of it are kept."""
+    return cache_dir() / f"qemu-tree-{key(identity(root), qemu_source(root).name)}"
+
+
 def build(root: Path) -> Qemu:
     """Compiles what changed; the tree is kept, so an edit costs seconds."""
     script = DEVICE / "build-qemu"
     source = qemu_source(root)
-    tree = cache_dir() / f"qemu-tree-{key(identity(root), source.name)}"
+    tree = tree_of(root)
     out = cache_dir() / f"qemu-{key(tree.name, script, *_OVERLAY)}"
     qemu = Qemu(root, out / "qemu-system-x86_64.bin")
     if not out.is_dir():

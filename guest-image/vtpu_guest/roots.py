@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The two Debian 13 roots: one that builds, one that the guest boots."""
+"""The Debian 13 roots: one that builds, one that the guest boots, one that fuzzes."""
 
 from __future__ import annotations
 
@@ -92,6 +92,15 @@ def guest_root() -> Path:
         f"the guest's kernel {kernel_release(target)} has no headers in the build root, "
         f"which has {kernel_release(build)}; the mirror is between two releases, try later"
     )
+
+
+def fuzz_root() -> Path:
+    """The root with clang and its sanitisers; made by nothing but fuzzing."""
+    target = cache_dir() / f"fuzz-root-{key(_RECIPE, GUEST_IMAGE / 'packages-fuzz.txt')}"
+    if not target.is_dir():
+        _make("Debian 13 fuzz root", target, "packages-fuzz.txt", [], source=False)
+    prune("fuzz-root-*", target)
+    return target
 
 
 def kernel_release(root: Path) -> str:

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /* The definition of V_ATTN: docs/numerics.md. */
 #include <math.h>
+#include <string.h>
 
 #include "convert.h"
 #include "kernels_internal.h"
@@ -11,9 +12,11 @@
 static inline float element(const uint8_t *cache, size_t index, uint32_t fmt)
 {
     if (fmt == VTPU_FMT_F32) {
-        return ((const float *)cache)[index];
+        float f;
+        memcpy(&f, cache + 4 * index, sizeof(f));
+        return f;
     }
-    uint16_t bits = ((const uint16_t *)cache)[index];
+    uint16_t bits = vtpu_half_at(cache, index);
     return fmt == VTPU_FMT_F16 ? vtpu_f16_to_f32(bits) : vtpu_bf16_to_f32(bits);
 }
 

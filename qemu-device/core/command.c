@@ -113,7 +113,7 @@ static VtpuOutcome run(VtpuExec *x)
             outcome = VTPU_OUTCOME_FAILED;
         }
     }
-    if (outcome == VTPU_OUTCOME_PREEMPTED) {
+    if (outcome == VTPU_OUTCOME_PREEMPTED || outcome == VTPU_OUTCOME_WAITING) {
         return outcome;
     }
     if (outcome == VTPU_OUTCOME_DONE) {

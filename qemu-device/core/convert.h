@@ -7,6 +7,7 @@
 #ifndef VTPU_CONVERT_H
 #define VTPU_CONVERT_H
 
+#include <stddef.h>
 #include <stdint.h>
 #include <string.h>
 
@@ -26,6 +27,14 @@ static inline float vtpu_f32_from_bits(uint32_t bits)
     float x;
     memcpy(&x, &bits, sizeof(x));
     return x;
+}
+
+/* Element i of a table in the guest's memory, which may lie at any address. */
+static inline uint16_t vtpu_half_at(const uint8_t *table, size_t i)
+{
+    uint16_t half;
+    memcpy(&half, table + 2 * i, sizeof(half));
+    return half;
 }
 
 static inline float vtpu_bf16_to_f32(uint16_t h)

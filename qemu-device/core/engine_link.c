@@ -19,7 +19,7 @@
 #define WINDOW 64          /* packets to another process in flight */
 #define STEP 64            /* packets a step; one with a schedule seed */
 #define RETRY_NS 100000    /* a receiver that was parked is asked again after this */
-#define LOOK_NS 1000000    /* a wait looks this often whether its chip is still there */
+#define LOOK_NS 1000000    /* a pause looks this often whether its chip is still there */
 
 static bool link_fault(VtpuExec *x, uint32_t reason, unsigned chip, uint64_t va)
 {
@@ -315,6 +315,11 @@ bool vtpu_link_wait(VtpuExec *x, const uint64_t v[8], bool *over)
     }
     *over = value >= v[VTPU_LINK_WAIT_VALUE];
     return *over || !reason || link_fault(x, reason, (unsigned)chip, 0);
+}
+
+uint64_t vtpu_link_look_ns(const VtpuExec *x)
+{
+    return x->send.begun ? x->send.ready_ns : 0;
 }
 
 /* Sleeps until something may have changed; the caller looks again. */

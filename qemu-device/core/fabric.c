@@ -218,9 +218,9 @@ bool vtpu_fabric_attach(VtpuFabric *fabric, unsigned chip, VtpuCore *core)
 
 void vtpu_fabric_detach(VtpuFabric *fabric, unsigned chip)
 {
-    vtpu_fabric_publish(fabric, chip, false, 0);
     pthread_mutex_lock(&fabric->lock);
-    atomic_fetch_and(&fabric->state[chip], ~(uint64_t)VTPU_CHIP_PRESENT);
+    uint64_t generation = (state_of(fabric, chip) >> VTPU_CHIP_GENERATION_SHIFT) + 1;
+    atomic_store(&fabric->state[chip], generation << VTPU_CHIP_GENERATION_SHIFT);
     fabric->core[chip] = NULL;
     while (fabric->users[chip]) {
         pthread_cond_wait(&fabric->released, &fabric->lock);

@@ -209,7 +209,6 @@ static float tile_element(const uint8_t *tile, const uint8_t *tail, uint32_t fmt
 void vtpu_scalar_gather_row(float *dst, const uint8_t *table, uint32_t row, uint32_t width,
                             uint32_t fmt)
 {
-    const uint16_t *half = (const uint16_t *)table;
     uint32_t cols = vtpu_tile_cols(fmt);
 
     if (fmt == VTPU_FMT_F32) {
@@ -229,20 +228,20 @@ void vtpu_scalar_gather_row(float *dst, const uint8_t *table, uint32_t row, uint
         return;
     }
     for (uint32_t i = 0; i < width; i++) {
-        dst[i] = fmt == VTPU_FMT_BF16 ? vtpu_bf16_to_f32(half[i]) : vtpu_f16_to_f32(half[i]);
+        uint16_t half = vtpu_half_at(table, i);
+        dst[i] = fmt == VTPU_FMT_BF16 ? vtpu_bf16_to_f32(half) : vtpu_f16_to_f32(half);
     }
 }
 
 void vtpu_scalar_scatter_row(uint8_t *dst, const float *src, uint32_t width, uint32_t fmt)
 {
-    uint16_t *half = (uint16_t *)dst;
-
     if (fmt == VTPU_FMT_F32) {
         memcpy(dst, src, width * sizeof(*src));
         return;
     }
     for (uint32_t i = 0; i < width; i++) {
-        half[i] = fmt == VTPU_FMT_F16 ? vtpu_f32_to_f16(src[i]) : vtpu_f32_to_bf16(src[i]);
+        uint16_t half = fmt == VTPU_FMT_F16 ? vtpu_f32_to_f16(src[i]) : vtpu_f32_to_bf16(src[i]);
+        memcpy(dst + 2 * (size_t)i, &half, sizeof(half));
     }
 }
 

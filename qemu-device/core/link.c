@@ -163,8 +163,7 @@ static void finish(VtpuCore *core, const VtpuPacket *packet, uint32_t reason)
     link->rx_bytes += packet->len;
     if (packet->counter) {
         atomic_fetch_add(&link->counter[packet->counter], packet->add);
-        link->events++;
-        vtpu_core_kick(core); /* a program may wait for it */
+        vtpu_queue_link_event(core);
     }
 }
 
@@ -205,12 +204,11 @@ void vtpu_link_answered(VtpuCore *core, VtpuSender sender, uint32_t reason, uint
     pthread_mutex_lock(&core->lock);
     if (send->id == sender.id) {
         send->answered++;
-        core->link.events++;
         if (reason && !send->reason) {
             send->reason = reason;
             send->reason_va = va;
         }
-        vtpu_core_kick(core);
+        vtpu_queue_link_event(core);
     }
     pthread_mutex_unlock(&core->lock);
 }
@@ -340,8 +338,7 @@ bool vtpu_link_reg_write(VtpuCore *core, uint64_t offset, uint64_t value)
         link->fail_stop = value & VTPU_LINK_CTRL_FAIL_STOP;
         link->enabled = value & VTPU_LINK_CTRL_ENABLE && !core->resetting;
         publish(core);
-        atomic_store(&core->attention, 1); /* a program that waits has lost it */
-        vtpu_core_kick(core);
+        vtpu_queue_link_event(core); /* a program that waits has lost it */
         return !(value & ~(uint64_t)ctrl);
     case VTPU_REG_LINK_CONTEXT:
         if (link->enabled || link->receiving || value >= VTPU_NUM_CONTEXTS) {
@@ -361,8 +358,7 @@ bool vtpu_link_reg_write(VtpuCore *core, uint64_t offset, uint64_t value)
             return false;
         }
         atomic_store(&link->counter[index], value);
-        link->events++;
-        vtpu_core_kick(core);
+        vtpu_queue_link_event(core);
         return true;
     }
 }

@@ -47,10 +47,10 @@ typedef struct VtpuLink {
     uint32_t context, accept, errors;
     uint32_t rx_reason;
     uint64_t rx_addr, rx_packets, rx_bytes, rx_refused;
-    uint32_t sends;  /* instructions begun so far */
-    uint32_t events; /* goes up when a counter or an instruction's `answered` does */
+    uint32_t sends; /* instructions begun so far */
 
     /* Written with the lock. */
+    atomic_uint events; /* goes up when a counter or an instruction's `answered` does */
     atomic_int owner; /* context that may use the link, -1 none */
     _Atomic uint64_t counter[VTPU_NUM_LINK_COUNTERS];
 } VtpuLink;

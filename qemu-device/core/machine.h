@@ -198,6 +198,7 @@ typedef struct VtpuExec {
     uint64_t random;
     bool hung; /* by injection: goes no further */
 
+    uint64_t waits_from; /* waits for another chip since then; 0: it does not. [lock] */
     uint64_t ran_ns; /* executed so far; [lock], as all of the next three */
     uint64_t busy_ns; /* since ENABLE, like the rest */
     uint32_t preemptions;
@@ -221,6 +222,7 @@ typedef enum VtpuOutcome {
     VTPU_OUTCOME_FAILED, /* with a fault, or stopped */
     VTPU_OUTCOME_HELD,   /* a WAIT that is not satisfied yet */
     VTPU_OUTCOME_PREEMPTED, /* a RUN that another queue's command interrupts */
+    VTPU_OUTCOME_WAITING, /* a RUN that can go on only when another chip does something */
     VTPU_OUTCOME_DONE,
 } VtpuOutcome;
 
@@ -236,7 +238,7 @@ typedef struct VtpuQueue {
     bool bad_doorbell;
     VtpuFault fault;
     uint32_t fault_entry;
-    bool holding;       /* a WAIT has not been satisfied; poll at poll_ns */
+    bool holding;       /* a WAIT, or a program's wait for a chip: looked at again at poll_ns */
     uint64_t poll_ns, poll_interval;
     uint64_t vtime;     /* sched.c: what the queue has had of the machine */
 } VtpuQueue;
@@ -374,6 +376,12 @@ void vtpu_sched_pause(VtpuCore *core);
 void vtpu_sched_go_on(VtpuCore *core);
 /* It is done: from here it cannot be over its limit. */
 void vtpu_sched_done(VtpuCore *core);
+/*
+ * Queue q's program waits for another chip from now on, or does no longer: the
+ * time counts as the command's, not as the queue's. False: it is over its limit.
+ */
+bool vtpu_sched_waits(VtpuCore *core, unsigned q);
+void vtpu_sched_waited(VtpuCore *core, unsigned q);
 /* What the choice depends on has changed: looks when it is due. */
 void vtpu_sched_changed(VtpuCore *core);
 /* COMMAND_NS and BUSY_NS, the present stretch included. */
@@ -391,6 +399,8 @@ bool vtpu_queue_enable(VtpuCore *core, unsigned q);
 void vtpu_queue_reset(VtpuCore *core, unsigned q);
 bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
 void vtpu_queue_clear_all(VtpuCore *core);
+/* Another chip did something that programs may wait for; lock held. */
+void vtpu_queue_link_event(VtpuCore *core);
 void *vtpu_command_thread(void *core);
 
 /* command.c: begins the command of x->entry, or goes on with it */
@@ -437,6 +447,8 @@ bool vtpu_link_wait_over(const VtpuExec *x, const uint64_t v[8]);
 bool vtpu_link_counter(VtpuExec *x, uint64_t counter, uint64_t *value);
 /* Sleeps until something may have changed of what the two wait for; false: stopped. */
 bool vtpu_link_pause(VtpuExec *x);
+/* When to look again although nothing happened, or 0: as often as at a WAIT. */
+uint64_t vtpu_link_look_ns(const VtpuExec *x);
 
 /* exec.c: what commands and engines share */
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */

@@ -30,6 +30,7 @@ static void clear_state(VtpuCore *core, unsigned q)
     queue->bad_doorbell = queue->holding = false;
     queue->fault = (VtpuFault) { .pc = VTPU_PC_NONE };
     queue->fault_entry = 0;
+    x->waits_from = 0;
 }
 
 void vtpu_queue_clear_all(VtpuCore *core)
@@ -49,6 +50,7 @@ static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uin
     queue->fault_entry = entry;
     queue->state = VTPU_QUEUE_STATE_FAULTED;
     queue->holding = false;
+    core->exec[q].waits_from = 0;
     core->err_queues |= 1u << q;
     vtpu_link_queue_died(core, queue->context);
 }
@@ -185,10 +187,39 @@ static VtpuOutcome execute(VtpuExec *x, uint64_t entry_at, uint32_t head, bool r
         vtpu_core_trace(core, VTPU_EVENT_RESUMED, x->queue, x->pc, head);
     }
     outcome = vtpu_command_execute(x);
-    if (outcome == VTPU_OUTCOME_PREEMPTED) {
+    if (outcome == VTPU_OUTCOME_PREEMPTED || outcome == VTPU_OUTCOME_WAITING) {
         vtpu_core_trace(core, VTPU_EVENT_PREEMPTED, x->queue, x->pc, head);
     }
     return outcome;
+}
+
+/* Lock held: the program of queue q is set aside until another chip does something. */
+static void wait_for_link(VtpuCore *core, unsigned q)
+{
+    VtpuQueue *queue = &core->queue[q];
+    const VtpuExec *x = &core->exec[q];
+    uint64_t look = vtpu_link_look_ns(x);
+
+    if (x->link_events != atomic_load(&core->link.events)) {
+        queue->holding = false; /* it did, as this one stopped looking */
+        return;
+    }
+    hold(queue, vtpu_now_ns());
+    if (look) {
+        queue->poll_ns = look;
+    }
+}
+
+void vtpu_queue_link_event(VtpuCore *core)
+{
+    atomic_fetch_add(&core->link.events, 1);
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        if (core->queue[q].state == VTPU_QUEUE_STATE_PREEMPTED && core->queue[q].holding) {
+            core->queue[q].holding = false;
+            vtpu_sched_wake(core, q); /* it slept */
+        }
+    }
+    vtpu_core_kick(core);
 }
 
 /* One stretch of the command of queue q. Called and returns with the lock held. */
@@ -212,6 +243,7 @@ static void serve(VtpuCore *core, unsigned q)
     if (!preempted) {
         x->ran_ns = 0;
     }
+    vtpu_sched_waited(core, q);
     vtpu_sched_begin(core);
     if (queue->bad_doorbell && !preempted) {
         vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
@@ -228,6 +260,9 @@ static void serve(VtpuCore *core, unsigned q)
     }
     vtpu_sched_end(core);
     core->running = -1;
+    if (outcome == VTPU_OUTCOME_WAITING && !vtpu_sched_waits(core, q)) {
+        core->sched.expired = true;
+    }
     if (core->sched.expired && x->fault.cause == VTPU_FAULT_NONE) {
         vtpu_fault(x, VTPU_FAULT_WATCHDOG, VTPU_ACCESS_NONE, 0);
         vtpu_command_drop(x);
@@ -243,7 +278,11 @@ static void serve(VtpuCore *core, unsigned q)
         pthread_mutex_lock(&core->lock);
     } else if (outcome == VTPU_OUTCOME_PREEMPTED) {
         queue->state = VTPU_QUEUE_STATE_PREEMPTED;
+        queue->holding = false;
         x->preemptions++;
+    } else if (outcome == VTPU_OUTCOME_WAITING) {
+        queue->state = VTPU_QUEUE_STATE_PREEMPTED;
+        wait_for_link(core, q);
     } else {
         queue->state = VTPU_QUEUE_STATE_READY;
         if (outcome == VTPU_OUTCOME_HELD) {
@@ -266,8 +305,9 @@ static void idle(VtpuCore *core)
 
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
         const VtpuQueue *queue = &core->queue[q];
-        if (core->enabled && queue->state == VTPU_QUEUE_STATE_READY && queue->holding &&
-            queue->poll_ns < next) {
+        bool polled = (core->enabled && queue->state == VTPU_QUEUE_STATE_READY) ||
+                      queue->state == VTPU_QUEUE_STATE_PREEMPTED;
+        if (polled && queue->holding && queue->poll_ns < next) {
             next = queue->poll_ns;
         }
     }

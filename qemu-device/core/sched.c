@@ -54,7 +54,10 @@ static uint64_t stretch(VtpuCore *core, unsigned q, uint64_t now)
 
 uint64_t vtpu_sched_command_ns(VtpuCore *core, unsigned q)
 {
-    return core->exec[q].ran_ns + stretch(core, q, sched_now(core));
+    const VtpuExec *x = &core->exec[q];
+    uint64_t now = sched_now(core);
+
+    return x->ran_ns + stretch(core, q, now) + (x->waits_from ? now - x->waits_from : 0);
 }
 
 uint64_t vtpu_sched_busy_ns(VtpuCore *core, unsigned q)
@@ -66,7 +69,8 @@ bool vtpu_sched_has_work(const VtpuCore *core, unsigned q, uint64_t now)
 {
     const VtpuQueue *queue = &core->queue[q];
 
-    return queue->state == VTPU_QUEUE_STATE_PREEMPTED ||
+    return (queue->state == VTPU_QUEUE_STATE_PREEMPTED &&
+            (!queue->holding || queue->poll_ns <= now)) ||
            (core->enabled && queue->state == VTPU_QUEUE_STATE_READY &&
             (queue->bad_doorbell || (queue->head != queue->tail &&
                                      (!queue->holding || queue->poll_ns <= now))));
@@ -87,7 +91,8 @@ static int highest_held(const VtpuCore *core)
 
     for (unsigned q = 0; !core->sched.slice_us && q < VTPU_NUM_QUEUES; q++) {
         const VtpuQueue *queue = &core->queue[q];
-        if ((queue->state == VTPU_QUEUE_STATE_PREEMPTED || core->running == (int)q) &&
+        if (((queue->state == VTPU_QUEUE_STATE_PREEMPTED && !queue->holding) ||
+             core->running == (int)q) &&
             (int)queue->priority > highest) {
             highest = (int)queue->priority;
         }
@@ -252,6 +257,24 @@ void vtpu_sched_go_on(VtpuCore *core)
 void vtpu_sched_done(VtpuCore *core)
 {
     core->sched.watchdog = NEVER;
+}
+
+bool vtpu_sched_waits(VtpuCore *core, unsigned q)
+{
+    uint64_t limit = core->queue[q].watchdog_us * 1000ull;
+
+    core->exec[q].waits_from = sched_now(core);
+    return !limit || core->exec[q].ran_ns < limit;
+}
+
+void vtpu_sched_waited(VtpuCore *core, unsigned q)
+{
+    VtpuExec *x = &core->exec[q];
+
+    if (x->waits_from) {
+        x->ran_ns += sched_now(core) - x->waits_from;
+        x->waits_from = 0;
+    }
 }
 
 bool vtpu_sched_yields(VtpuExec *x, bool at_random)

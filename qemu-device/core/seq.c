@@ -504,6 +504,26 @@ static bool gives_way_at_random(VtpuExec *x)
     return x->core->schedule_seed && (x->random >> 40 & 7) == 0 && vtpu_sched_yields(x, true);
 }
 
+/*
+ * Is set aside until another chip does something; where the host has no memory
+ * for the VMEM of others meanwhile, it sleeps in their way. True: look again.
+ */
+static bool wait_for_link(VtpuExec *x, VtpuOutcome *outcome)
+{
+    x->fault.pc = x->pc;
+    *outcome = VTPU_OUTCOME_FAILED;
+    if (!vtpu_vmem_spare(x->core) && !x->core->stepped) {
+        return vtpu_link_pause(x);
+    }
+    uint32_t events = atomic_load(&x->core->link.events);
+    if (events != x->link_events) {
+        x->link_events = events; /* something has happened since it looked last */
+        return true;
+    }
+    *outcome = VTPU_OUTCOME_WAITING;
+    return false;
+}
+
 VtpuOutcome vtpu_seq_run(VtpuExec *x)
 {
     VtpuOutcome outcome;
@@ -519,9 +539,8 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
         int step = choose(x);
         atomic_store_explicit(&x->last_pc, pc_of(x, step), memory_order_relaxed);
         if (step == STEP_NONE && waits_for_link(x)) {
-            if (!vtpu_link_pause(x)) {
-                x->fault.pc = x->pc;
-                return VTPU_OUTCOME_FAILED;
+            if (!wait_for_link(x, &outcome)) {
+                return outcome;
             }
             continue;
         }

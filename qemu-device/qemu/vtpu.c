@@ -166,6 +166,7 @@ static void vtpu_regs_write(void *opaque, hwaddr offset, uint64_t value,
     trace_vtpu_mmio_write(s, offset, size, value);
     if (s->core) {
         vtpu_core_mmio_write(s->core, offset, value, size);
+        vtpu_accessed(s);
     }
 }
 
@@ -194,6 +195,7 @@ static void vtpu_doorbell_write(void *opaque, hwaddr offset, uint64_t value,
     }
     if (s->core) {
         vtpu_core_doorbell(s->core, queue, value);
+        vtpu_accessed(s);
     }
 }
 
@@ -335,6 +337,7 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
     PCIDevice *pdev = PCI_DEVICE(s);
     const char *error;
 
+    s->stepped = pf->stepped;
     vtpu_init_bar(s, VTPU_REGS, VTPU_BAR_REGS, VTPU_BAR_REGS_TYPE, "vtpu-bar0",
                   VTPU_REGS_SIZE);
     vtpu_init_bar(s, VTPU_HBM, VTPU_BAR_HBM, VTPU_BAR_HBM_TYPE, "vtpu-bar2",
@@ -360,6 +363,7 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
         .hbm_bytes = s->hbm_size,
         .isa_path = pf->isa_path,
         .schedule_seed = pf->schedule_seed,
+        .stepped = pf->stepped,
         .check_races = pf->check_races,
         .timing = pf->timing,
         .timing_file = pf->timing_file,
@@ -481,7 +485,7 @@ static bool vtpu_init_chip(VtpuState *s, Error **errp)
 {
     const char *error;
 
-    s->chip = vtpu_chip_new(s->threads, &error);
+    s->chip = vtpu_chip_new(s->stepped ? 1 : s->threads, &error);
     if (!s->chip) {
         error_setg(errp, "vtpu: %s", error);
     }
@@ -533,6 +537,7 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_UINT32("threads", VtpuState, threads, 0),
     DEFINE_PROP_STRING("isa-path", VtpuState, isa_path),
     DEFINE_PROP_UINT64("schedule-seed", VtpuState, schedule_seed, 0),
+    DEFINE_PROP_BOOL("x-stepped", VtpuState, stepped, false),
     DEFINE_PROP_BOOL("check-races", VtpuState, check_races, false),
     DEFINE_PROP_STRING("timing", VtpuState, timing),
     DEFINE_PROP_STRING("timing-file", VtpuState, timing_file),

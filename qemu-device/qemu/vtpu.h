@@ -36,6 +36,7 @@ typedef struct VtpuCalls {
     QemuMutex lock;
     QemuCond changed;
     QEMUBH *bh;
+    QEMUBH *step_bh; /* where a stepped machine works */
     VtpuCallFn *fn; /* NULL: none */
     void *arg;
     bool parked, closed;
@@ -75,6 +76,7 @@ struct VtpuState {
     uint32_t threads;
     char *isa_path;
     uint64_t schedule_seed;
+    bool stepped; /* no threads: the machine works in the main loop */
     bool check_races;
     char *timing, *timing_file, *timing_trace;
     VtpuFabricState *fabric;
@@ -115,6 +117,8 @@ void vtpu_set_asleep(VtpuState *s, bool asleep);
 bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg);
 /* With the BQL or calls.lock held: what is done now is of before a reset. */
 bool vtpu_is_stale(VtpuState *s);
+/* BQL held. After an access to a register: a stepped machine looks at it. */
+void vtpu_accessed(VtpuState *s);
 /* BQL held. Around the life of the machine; close() before it is freed. */
 void vtpu_calls_init(VtpuState *s);
 void vtpu_calls_close(VtpuState *s);

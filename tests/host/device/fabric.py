@@ -158,6 +158,11 @@ def counter(machine: Machine, index: int) -> int:
     return machine.read(D["REG_LINK_COUNTER"] + 8 * index, 8)
 
 
+def wait_begun(queue: Queue) -> None:
+    """Until its program is in progress; one that waits for a chip is set aside."""
+    queue.machine.wait_for(lambda: queue.state in ("RUNNING", "PREEMPTED"), "in progress")
+
+
 def wait_fault(queue: Queue) -> dict[str, int | str]:
     queue.machine.wait_for(lambda: queue.state == "FAULTED", "fault")
     return queue.fault()

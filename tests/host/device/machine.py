@@ -114,6 +114,8 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_chip_new.restype = c.c_void_p
     lib.vtpu_chip_new.argtypes = [c.c_uint, c.c_void_p]
     lib.vtpu_chip_free.argtypes = [c.c_void_p]
+    lib.vtpu_core_step.restype = c.c_bool
+    lib.vtpu_core_step.argtypes = [c.c_void_p]
     lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
     for name in ("free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
@@ -154,6 +156,7 @@ class Machine:
         timing_trace: Path | None = None,
         fabric: int | None = None,
         fabric_chip: int = 0,
+        stepped: bool = False,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -202,6 +205,7 @@ class Machine:
             timing_trace=str(timing_trace).encode() if timing_trace else None,
             chip=chip.handle if chip else None,
             function=function,
+            stepped=stepped,
             fabric=fabric,
             fabric_chip=fabric_chip,
         )
@@ -301,6 +305,10 @@ class Machine:
 
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
+
+    def step(self) -> bool:
+        """Of a stepped machine; false: there is nothing to do."""
+        return bool(self.lib.vtpu_core_step(self._core))
 
     def sleep(self, asleep: bool) -> None:
         self.lib.vtpu_core_sleep(self._core, asleep)

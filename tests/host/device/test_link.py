@@ -12,7 +12,20 @@ from contextlib import ExitStack
 
 import pytest
 from asm import R, ins, pc, program
-from fabric import DOWN, SLOW, XM, XP, YM, YP, Fabric, counter, enable_link, link_fault, start
+from fabric import (
+    DOWN,
+    SLOW,
+    XM,
+    XP,
+    YM,
+    YP,
+    Fabric,
+    counter,
+    enable_link,
+    link_fault,
+    start,
+    wait_begun,
+)
 from machine import EXEC, HBM, READ, SYSTEM_BASE, WRITE, D, Machine, Queue
 
 OpenFabric = Callable[[str], Fabric]
@@ -212,7 +225,7 @@ def test_a_wait_blocks_until_the_value(pair: Fabric) -> None:
     fence = start(pair.queues[1], program(ins("LINK_WAIT", counter=5, value=3, chip=0)))
     for _ in range(2):
         pair.queues[0].run(program(ins("REMOTE_SIGNAL", chip=1, counter=5, add=1)))
-    pair.machines[1].wait_for(lambda: pair.queues[1].state == "RUNNING", "running")
+    wait_begun(pair.queues[1])
     assert pair.queues[1].fence < fence
     pair.queues[0].run(program(ins("REMOTE_SIGNAL", chip=1, counter=5, add=1)))
     pair.queues[1].wait(fence)
@@ -223,11 +236,11 @@ def test_a_waiting_program_stops(pair: Fabric) -> None:
     queue, machine = pair.queues[1], pair.machines[1]
     code = program(ins("LINK_WAIT", counter=5, value=3, chip=0))
     start(queue, code)
-    machine.wait_for(lambda: queue.state == "RUNNING", "running")
+    wait_begun(queue)
     queue.restart()
     queue.run(program())
     start(queue, code)
-    machine.wait_for(lambda: queue.state == "RUNNING", "running")
+    wait_begun(queue)
     machine.write(D["REG_CTRL"], D["CTRL_RESET"])
     machine.wait_for(lambda: not machine.reg("STATUS") & D["STATUS_RESETTING"], "reset")
     machine.identity(0)
@@ -235,17 +248,17 @@ def test_a_waiting_program_stops(pair: Fabric) -> None:
     enable_link(machine)
     queue = Queue(machine, 1)
     start(queue, code)
-    machine.wait_for(lambda: queue.state == "RUNNING", "running")
+    wait_begun(queue)
     machine.close()
 
 
 def test_a_waiting_program_lets_itself_be_parked(pair: Fabric) -> None:
     fence = start(pair.queues[1], program(ins("LINK_WAIT", counter=5, value=1, chip=0)))
-    pair.machines[1].wait_for(lambda: pair.queues[1].state == "RUNNING", "running")
+    wait_begun(pair.queues[1])
     pair.machines[1].quiesce()
     # What is sent to a parked chip waits for it, and so does its sender, who may be parked too.
     sender = start(pair.queues[0], program(ins("REMOTE_SIGNAL", chip=1, counter=5, add=1)))
-    pair.machines[0].wait_for(lambda: pair.queues[0].state == "RUNNING", "running")
+    wait_begun(pair.queues[0])
     pair.machines[0].quiesce()
     assert counter(pair.machines[1], 5) == 0 and pair.queues[0].fence < sender
     pair.machines[0].resume()
@@ -259,7 +272,7 @@ def test_packets_for_a_sleeping_chip_wait(pair: Fabric) -> None:
     sink = pair.machines[1]
     sink.sleep(True)
     sent = start(pair.queues[0], program(store(1, 4 << 20, 0x100000, 64, counter=1)))
-    pair.machines[0].wait_for(lambda: pair.queues[0].state == "RUNNING", "running")
+    wait_begun(pair.queues[0])
     assert sink.reg("LINK_RX_PACKETS", 8) == 0 and pair.queues[0].fence < sent
     pair.queues[0].restart()
     sent = start(pair.queues[0], program(store(1, 4 << 20, 0x100000, 64, counter=1)))

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
@@ -21,9 +22,10 @@ from fabric import (
     enable_link,
     link_fault,
     start,
+    wait_begun,
     wait_fault,
 )
-from machine import D, Queue
+from machine import SYSTEM_BASE, D, Queue
 
 OpenFabric = Callable[[str], Fabric]
 FOREVER = program(ins("LINK_WAIT", counter=1, value=1, chip=1))
@@ -109,7 +111,7 @@ def test_a_bad_cable_harms_its_own_packets_alone(open_fabric: OpenFabric) -> Non
 def test_the_loss_of_a_chip_ends_a_wait_for_it(pair: Fabric, how: str) -> None:
     waiting, lost = pair.machines[0], pair.machines[1]
     start(pair.queues[0], FOREVER)
-    waiting.wait_for(lambda: pair.queues[0].reg("PC") == 0, "it waits")
+    wait_begun(pair.queues[0])
     expected = "REFUSED"
     if how == "unplug":
         lost.close()
@@ -139,7 +141,7 @@ def test_what_arrived_before_the_loss_counts(pair: Fabric) -> None:
 
 def test_losing_the_own_link_ends_a_wait(pair: Fabric) -> None:
     start(pair.queues[0], FOREVER)
-    pair.machines[0].wait_for(lambda: pair.queues[0].state == "RUNNING", "running")
+    wait_begun(pair.queues[0])
     pair.machines[0].write(D["REG_LINK_CTRL"], 0)
     assert link_fault(wait_fault(pair.queues[0]))[0] == "DISABLED"
 
@@ -197,6 +199,82 @@ def test_an_unmapped_page_is_reused_safely_under_traffic(pair: Fabric) -> None:
         pair.queues[0].restart()
 
 
+class Held:
+    """Holds the next packet for a page of the receiver's system memory while it is written."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self.fabric, self.sink = fabric, fabric.machines[1]
+        self.sink.map(0, 0x8000_0000, SYSTEM_BASE + (1 << 20), 4096, hbm=False)
+        self.entered, self._release = threading.Event(), threading.Event()
+        self.sink.on_dma = self._on_dma
+        start(fabric.queues[0], program(store(1, 0x8000_0000, 0x100000, 64, 1)))
+        assert self.entered.wait(60)
+
+    def _on_dma(self, kind: str, addr: int, size: int) -> None:
+        if (kind, addr) == ("write", SYSTEM_BASE + (1 << 20)):
+            self.entered.set()
+            assert self._release.wait(60)
+
+    def release(self) -> None:
+        self.sink.on_dma = None
+        self._release.set()
+
+
+def test_a_reset_waits_for_the_packet_in_progress(pair: Fabric) -> None:
+    held, sink = Held(pair), pair.machines[1]
+    sink.write(D["REG_CTRL"], D["CTRL_RESET"])
+    for _ in range(100):
+        assert sink.reg("STATUS") & D["STATUS_RESETTING"]
+    held.release()
+    sink.wait_for(lambda: not sink.reg("STATUS") & D["STATUS_RESETTING"], "reset")
+    assert link_fault(wait_fault(pair.queues[0]))[0] == "REFUSED"
+    assert counter(sink, 1) == 0
+
+
+@pytest.mark.parametrize("register", ["TLB_INVALIDATE", "CTX_ROOT"])
+def test_an_invalidation_waits_for_the_packet_in_progress(pair: Fabric, register: str) -> None:
+    held, sink = Held(pair), pair.machines[1]
+    if register == "TLB_INVALIDATE":
+        sink.write(D["REG_TLB_INVALIDATE"], 0)
+    else:
+        sink.write(D["REG_CTX_ROOT"], 0, 8)
+    sink.write(D["REG_TLB_INVALIDATE"], 5)  # another context is no matter
+    for _ in range(100):
+        assert sink.reg("TLB_PENDING")
+    held.release()
+    sink.wait_for(lambda: not sink.reg("TLB_PENDING"), "invalidated")
+    pair.queues[0].wait(1)
+    assert counter(sink, 1) == 1
+    code = program(store(1, 0x8000_0000, 0x100000, 64))
+    if register == "CTX_ROOT":
+        assert link_fault(pair.queues[0].run_fault(code))[0] == "BAD_CONTEXT"
+
+
+def test_disabling_waits_for_the_packet_in_progress(pair: Fabric) -> None:
+    held, sink = Held(pair), pair.machines[1]
+    sink.write(D["REG_LINK_CTRL"], 0)
+    for _ in range(100):
+        assert sink.reg("LINK_STATUS") & D["LINK_STATUS_ENABLED"]
+    sink.write(D["REG_LINK_CONTEXT"], 7)
+    assert sink.reg("LINK_CONTEXT") == 0, "in use"
+    held.release()
+    sink.wait_for(lambda: not sink.reg("LINK_STATUS") & D["LINK_STATUS_ENABLED"], "disabled")
+    sink.write(D["REG_LINK_CONTEXT"], 7)
+    assert sink.reg("LINK_CONTEXT") == 7
+
+
+def test_parking_waits_for_the_packet_in_progress(pair: Fabric) -> None:
+    held, sink = Held(pair), pair.machines[1]
+    parking = threading.Thread(target=sink.quiesce)
+    parking.start()
+    parking.join(0.2)
+    assert parking.is_alive()
+    held.release()
+    parking.join(60)
+    assert not parking.is_alive() and counter(sink, 1) == 1
+    sink.resume()
+
+
 def test_chips_that_store_to_each_other_at_once_go_on(open_fabric: OpenFabric) -> None:
     """Every chip of a ring floods its neighbour; nobody ever waits for one that waits."""
     fabric = open_fabric("4")
@@ -234,7 +312,7 @@ def test_fail_stop_ends_a_whole_ring(open_fabric: OpenFabric, stop: str) -> None
         assert wait_fault(fabric.queues[0])["cause"] == "TRAP"
     else:
         start(fabric.queues[0], program(ins("LINK_WAIT", counter=1, value=1, chip=1)))
-        machines[0].wait_for(lambda: fabric.queues[0].state == "RUNNING", "running")
+        wait_begun(fabric.queues[0])
         fabric.queues[0].restart()
     for chip in (3, 2, 1):
         assert link_fault(wait_fault(fabric.queues[chip]))[0] == "REFUSED"

@@ -22,6 +22,7 @@ from fabric import (
     counter,
     link_fault,
     start,
+    wait_begun,
     wait_fault,
 )
 from machine import D, Machine
@@ -166,7 +167,7 @@ def test_the_loss_of_the_connection_ends_waits_and_stores(open_fabric: OpenFabri
         with Stream(a, b) as stream:
             wait_peers(source, 3)
             start(a.queues[0], code)
-            source.wait_for(lambda: a.queues[0].state == "RUNNING", "running")
+            wait_begun(a.queues[0])
             stream.cut()
             assert link_fault(wait_fault(a.queues[0]))[:2] == ("LOST", 1)
             source.wait_for(lambda: source.reg("LINK_ERR") == D["LINK_ERR_PEER_LOST"], "error")
@@ -189,7 +190,7 @@ def test_a_stop_does_not_wait_for_answers(open_fabric: OpenFabric) -> None:
     wait_peers(source, 3)
     start(a.queues[0], program(store(1, 0, 0x100000, 1 << 19, 1)))
     source.wait_for(lambda: len(a.output(64)) == 64, "packets")
-    source.wait_for(lambda: a.queues[0].state == "RUNNING", "running")
+    wait_begun(a.queues[0])
     a.queues[0].restart()
     a.queues[0].run(program())
     assert len(a.output(1 << 20)) <= 64 * (4096 + 40) + 200, "at most a window"
