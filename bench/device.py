@@ -66,13 +66,17 @@ def main() -> None:
             return None
         return round(statistics.median(each[ours] / each[best] for each in raw), 3)
 
-    def stream_ratio(ours: str, products_a_byte: float) -> float | None:
-        """Over what unit and memory allow: the lesser of the peak, and products of all bytes."""
-        unit = f"{'bf16' if 'bf16' in ours else 'int8'}_unit_gops"
+    def roofline(name: str) -> float | None:
+        """Over the lesser of the unit's peak and of what reading all its bytes allows."""
+        unit = f"{'bf16' if 'bf16' in name else 'int8'}_unit_gops"
         if not raw[0][unit]:
             return None
-        bounds = [min(each[unit], products_a_byte * each["read_loop_gb_s"]) for each in raw]
-        return round(statistics.median(e[ours] / b for e, b in zip(raw, bounds, strict=True)), 3)
+        values = [
+            each[f"{name}_gops"]
+            / min(each[unit], each[f"{name}_per_byte"] * each["read_loop_gb_s"])
+            for each in raw
+        ]
+        return round(statistics.median(values), 3)
 
     result = {
         "weight_stream_ratio": ratio("weight_stream_gb_s", "read_loop_gb_s"),
@@ -81,8 +85,11 @@ def main() -> None:
             for kind in ("int8", "bf16")
             for name in (f"prefill_{kind}", f"prefill_{kind}_k2048", f"batch16_{kind}")
         },
-        "batch16_int8_memory_ratio": stream_ratio("batch16_int8_memory_gops", 16),
-        "batch16_bf16_memory_ratio": stream_ratio("batch16_bf16_memory_gops", 8),
+        "roofline": {
+            name.removesuffix("_per_byte"): roofline(name.removesuffix("_per_byte"))
+            for name in raw[0]
+            if name.endswith("_per_byte")
+        },
         "prefill_q4_ratio": ratio("prefill_q4_gops", "int8_unit_gops"),
         "batch16_q4_ratio": ratio("batch16_q4_gops", "int8_unit_gops"),
         "copy_ratio": ratio("copy_gb_s", "memcpy_gb_s"),

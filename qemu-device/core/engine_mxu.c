@@ -35,16 +35,20 @@ static void multiply(void *arg, uint32_t begin, uint32_t end, unsigned slot)
 }
 
 /* Tile rows a part computes: several microseconds, several parts a thread. */
-static uint32_t part_rows(const VtpuCore *core, const VtpuMatmul *op, uint64_t tile_row_bytes)
+static uint32_t part_rows(const MatmulJob *job, uint64_t tile_row_bytes)
 {
+    const VtpuMatmul *op = &job->op;
     uint64_t tile_rows = op->n / VTPU_TILE_ROWS;
     uint64_t work = tile_row_bytes * (1 + op->m / 4);
     uint64_t rows = (48u << 10) / work + 1;
-    uint64_t most = tile_rows / (4 * core->threads) + 1;
+    uint64_t most = tile_rows / (4 * job->x->core->threads) + 1;
+    uint32_t grain = VTPU_MATMUL_GRAIN;
 
+    if (job->product->call) {
+        rows = job->product->call / ((uint64_t)op->m * op->k * VTPU_TILE_ROWS) + 1;
+        grain = VTPU_TILES_GRAIN;
+    }
     rows = rows < most ? rows : most;
-    uint32_t grain = op->fmt == VTPU_FMT_I8 || op->fmt == VTPU_FMT_BF16_TILES ? VTPU_TILES_GRAIN
-                                                                             : VTPU_MATMUL_GRAIN;
     return (uint32_t)((rows + grain - 1) / grain * grain);
 }
 
@@ -80,7 +84,7 @@ static bool pass(MatmulJob *job, uint64_t va)
     job->op.weight = vtpu_mmu_direct(x, va, tile_rows * tile_row_bytes, VTPU_ACCESS_READ);
     vtpu_stat_add(&x->core->stat_hbm_bytes, tile_rows * tile_row_bytes);
     return job->op.weight
-               ? vtpu_pool_for(pool, tile_rows, part_rows(x->core, &job->op, tile_row_bytes),
+               ? vtpu_pool_for(pool, tile_rows, part_rows(job, tile_row_bytes),
                                multiply, job)
                : multiply_scattered(job, va, tile_row_bytes);
 }

@@ -134,9 +134,11 @@ static void prepare_amx(void)
     }
     amx = vtpu_kernels_avx512;
     amx.name = "amx";
-    amx.blocks = (VtpuProduct){ vtpu_amx_quantise_bytes, vtpu_amx_quantise, vtpu_amx_matmul };
-    amx.i8 = (VtpuProduct){ vtpu_amx_i8_bytes, vtpu_amx_i8_quantise, vtpu_amx_i8_matmul };
-    amx.bf16 = (VtpuProduct){ vtpu_amx_bf16_bytes, vtpu_amx_bf16_quantise, vtpu_amx_bf16_matmul };
+    amx.blocks = (VtpuProduct){ vtpu_amx_quantise_bytes, vtpu_amx_quantise, vtpu_amx_matmul, 0 };
+    amx.i8 = (VtpuProduct){ vtpu_amx_i8_bytes, vtpu_amx_i8_quantise, vtpu_amx_i8_matmul,
+                             1 << 28 };
+    amx.bf16 = (VtpuProduct){ vtpu_amx_bf16_bytes, vtpu_amx_bf16_quantise, vtpu_amx_bf16_matmul,
+                               1 << 28 };
     amx_usable = true;
     for (uint32_t fmt = 0; fmt < 32; fmt++) {
         amx_usable = amx_usable && (!vtpu_tile_cols(fmt) || same_as_scalar(&amx, fmt));

@@ -9,9 +9,9 @@
 
 const VtpuKernels vtpu_kernels_avx512 = {
     .name = "avx512",
-    .blocks = { quant_bytes, simd_quantise, vtpu_avx512_matmul },
-    .i8 = { vtpu_avx512_i8_bytes, vtpu_avx512_i8_quantise, vtpu_avx512_i8_matmul },
-    .bf16 = { vtpu_avx512_bf16_bytes, vtpu_avx512_bf16_quantise, vtpu_avx512_bf16_matmul },
+    .blocks = { quant_bytes, simd_quantise, vtpu_avx512_matmul, 0 },
+    .i8 = { vtpu_avx512_i8_bytes, vtpu_avx512_i8_quantise, vtpu_avx512_i8_matmul, 1 << 23 },
+    .bf16 = { vtpu_avx512_bf16_bytes, vtpu_avx512_bf16_quantise, vtpu_avx512_bf16_matmul, 1 << 23 },
     .rmsnorm = simd_rmsnorm,
     .add = simd_add,
     .mul = simd_mul,

@@ -247,9 +247,9 @@ void vtpu_scalar_scatter_row(uint8_t *dst, const float *src, uint32_t width, uin
 
 const VtpuKernels vtpu_kernels_scalar = {
     .name = "scalar",
-    .blocks = { quant_bytes, vtpu_scalar_quantise, vtpu_scalar_matmul },
-    .i8 = { vtpu_scalar_i8_bytes, vtpu_scalar_i8_quantise, vtpu_scalar_i8_matmul },
-    .bf16 = { vtpu_scalar_bf16_bytes, vtpu_scalar_bf16_quantise, vtpu_scalar_bf16_matmul },
+    .blocks = { quant_bytes, vtpu_scalar_quantise, vtpu_scalar_matmul, 0 },
+    .i8 = { vtpu_scalar_i8_bytes, vtpu_scalar_i8_quantise, vtpu_scalar_i8_matmul, 1 << 17 },
+    .bf16 = { vtpu_scalar_bf16_bytes, vtpu_scalar_bf16_quantise, vtpu_scalar_bf16_matmul, 1 << 17 },
     .rmsnorm = rmsnorm,
     .add = add,
     .mul = mul,

@@ -258,6 +258,16 @@ static inline u16v u_sub(u16v a, u16v b) { return U2(_mm256_sub_epi32, a, b); }
 static inline u16v u_xor(u16v a, u16v b) { return U2(_mm256_xor_si256, a, b); }
 static inline u16v u_and(u16v a, u16v b) { return U2(_mm256_and_si256, a, b); }
 
+static inline u16v u_max(u16v a, u16v b) { return U2(_mm256_max_epu32, a, b); }
+
+static inline uint32_t u_reduce_max(u16v a)
+{
+    __m256i eight = _mm256_max_epu32(a.lo, a.hi);
+    __m128i four = _mm_max_epu32(_mm256_castsi256_si128(eight), _mm256_extracti128_si256(eight, 1));
+    __m128i two = _mm_max_epu32(four, _mm_shuffle_epi32(four, 0x4e));
+    return (uint32_t)_mm_cvtsi128_si32(_mm_max_epu32(two, _mm_shuffle_epi32(two, 0xb1)));
+}
+
 static inline u16v u_shl(u16v a, int bits)
 {
     return (u16v){ _mm256_slli_epi32(a.lo, bits), _mm256_slli_epi32(a.hi, bits) };

@@ -155,6 +155,8 @@ static inline u16v u_add(u16v a, u16v b) { return _mm512_add_epi32(a, b); }
 static inline u16v u_sub(u16v a, u16v b) { return _mm512_sub_epi32(a, b); }
 static inline u16v u_xor(u16v a, u16v b) { return _mm512_xor_si512(a, b); }
 static inline u16v u_and(u16v a, u16v b) { return _mm512_and_si512(a, b); }
+static inline u16v u_max(u16v a, u16v b) { return _mm512_max_epu32(a, b); }
+static inline uint32_t u_reduce_max(u16v a) { return _mm512_reduce_max_epu32(a); }
 static inline u16v u_shl(u16v a, int bits) { return _mm512_slli_epi32(a, (unsigned)bits); }
 static inline u16v u_shr(u16v a, int bits) { return _mm512_srli_epi32(a, (unsigned)bits); }
 static inline u16v u_sar(u16v a, int bits) { return _mm512_srai_epi32(a, (unsigned)bits); }

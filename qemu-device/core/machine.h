@@ -246,7 +246,6 @@ typedef struct VtpuQueue {
 /* [lock] */
 typedef struct VtpuSched {
     uint32_t slice_us;
-    uint64_t vtime;      /* that of the queue served last: where one that wakes begins */
     uint64_t begin;      /* of the running command's present stretch */
     unsigned paused;     /* it waits for something else than a queue */
     uint64_t slice_end;

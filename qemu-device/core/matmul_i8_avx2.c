@@ -33,7 +33,7 @@ void vtpu_avx2_i8_quantise(uint8_t *quantised, const float *src, size_t src_stri
         float scale, inverse = i8_inverse(x, k, &scale);
 
         for (uint32_t i = 0; i < k; i += 16) {
-            u_store_quant(q + i, i8_round(v_load(x + i), inverse));
+            u_store_quant(q + i, u_round(v_mul(v_load(x + i), v_set1(inverse))));
         }
         memcpy(q + k, &scale, sizeof(scale));
     }

@@ -35,7 +35,7 @@ void vtpu_avx512_i8_quantise(uint8_t *quantised, const float *src, size_t src_st
         int32_t total;
 
         for (uint32_t i = 0; i < k; i += 16) {
-            u16v rounded = i8_round(v_load(x + i), inverse);
+            u16v rounded = u_round(v_mul(v_load(x + i), v_set1(inverse)));
             _mm_storeu_si128((__m128i *)(q + i), _mm512_cvtepi32_epi8(rounded));
             sum = u_add(sum, rounded);
         }

@@ -71,8 +71,9 @@ void vtpu_amx_i8_quantise(uint8_t *quantised, const float *src, size_t src_strid
         float inverse = i8_inverse(x, k, scale);
 
         for (uint32_t i = 0; i < k; i += STEP, to += rows * STEP) {
+#pragma GCC unroll 4
             for (int j = 0; j < STEP; j += 16) {
-                u16v q = i8_round(v_load(x + i + j), inverse);
+                u16v q = u_round(v_mul(v_load(x + i + j), v_set1(inverse)));
                 _mm_storeu_si128((__m128i *)(to + j), _mm512_cvtepi32_epi8(q));
             }
         }
@@ -250,9 +251,10 @@ INLINE void panel(Work *work, bool ints, uint32_t row, uint32_t end, uint32_t ti
     if (blocks == 0) {
         return;
     }
-    /* Evenly, so that weights come from memory while the unit works on what it has. */
+    /* Evenly, so that weights come from memory while the unit works on what it has. Of few
+     * rows they come in one stream anyway, which the processor sees by itself. */
     work->next = op->weight + (tile_row + (uint32_t)tiles) * work->tile_row_bytes;
-    work->next_lines = (uint32_t)tiles * (TILE_BYTES / 64) / blocks;
+    work->next_lines = blocks < 4 ? 0 : (uint32_t)tiles * (TILE_BYTES / 64) / blocks;
     work->block[work->turn ^ 1].rows = 0;
     for (; row < end; row += (uint32_t)groups * GROUP) {
         work->block[work->turn] = (Block){

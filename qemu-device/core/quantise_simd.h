@@ -52,31 +52,29 @@ static inline void simd_quantise(uint8_t *quantised, const float *src, size_t sr
     }
 }
 
-/* I8: what a row is multiplied with to be rounded, and its scale; 0 and the scale for a
- * row that becomes zeros. k a multiple of 16. */
+/* I8: what a row is multiplied with to be rounded, and its scale: 0 and 0 for a row of tiny
+ * numbers, 0 and the NaN for one that is not finite, whose integers then do not matter. k a
+ * multiple of 64. */
 static inline float i8_inverse(const float *x, uint32_t k, float *scale)
 {
-    v16 infinity = v_set1(INFINITY), most = v_zero();
-    uint32_t finite = 0xffff;
+    /* Magnitudes compare as integers, NaN above infinity above all numbers. */
+    u16v magnitude = u_set1(0x7fffffff), most[4];
 
-    for (uint32_t i = 0; i < k; i += 16) {
-        v16 magnitude = v_abs(v_load(x + i));
-        finite &= v_mask_above(infinity, magnitude);
-        most = v_max(magnitude, most);
+    most[0] = most[1] = most[2] = most[3] = u_set1(0);
+    for (uint32_t i = 0; i < k; i += 64) {
+#pragma GCC unroll 4
+        for (int j = 0; j < 4; j++) {
+            most[j] = u_max(most[j], u_and(u_bits(v_load(x + i + 16 * j)), magnitude));
+        }
     }
-    float amax = v_reduce_max(most);
-    if (finite != 0xffff || amax < VTPU_QUANT_TINY) {
-        *scale = finite != 0xffff ? vtpu_nan() : 0.0f;
+    most[0] = u_max(u_max(most[0], most[1]), u_max(most[2], most[3]));
+    float amax = vtpu_f32_from_bits(u_reduce_max(most[0]));
+    if (!(amax < INFINITY) || amax < VTPU_QUANT_TINY) {
+        *scale = amax < INFINITY ? 0.0f : vtpu_nan();
         return 0.0f;
     }
     *scale = amax / VTPU_I8_MAX;
     return VTPU_I8_MAX / amax;
-}
-
-/* Zeros for a row that becomes zeros, whatever its numbers: 0 times infinity is none. */
-static inline u16v i8_round(v16 x, float inverse)
-{
-    return inverse == 0.0f ? u_set1(0) : u_round(v_mul(x, v_set1(inverse)));
 }
 
 #endif

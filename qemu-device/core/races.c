@@ -348,6 +348,14 @@ void vtpu_races_begin(VtpuExec *x)
     }
 }
 
+void vtpu_races_resume(VtpuExec *x)
+{
+    if (x->races) {
+        forget(x->races);
+        x->races->full = true;
+    }
+}
+
 void vtpu_races_issue(VtpuExec *x, const VtpuIssued *i)
 {
     if (x->races && !x->races->full) {
@@ -362,6 +370,9 @@ bool vtpu_races_execute(VtpuExec *x, const VtpuIssued *i)
 
     if (!r) {
         return true;
+    }
+    if (e != VTPU_ENGINE_SEQ && r->executed[e] == r->of_engine[e].count) {
+        r->full = true; /* issued before the log began */
     }
     if (!r->full) {
         Step *step = e == VTPU_ENGINE_SEQ ? add_step(x, i)

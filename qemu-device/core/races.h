@@ -46,6 +46,8 @@ void vtpu_races_issue(struct VtpuExec *x, const struct VtpuIssued *i);
 /* Executed; of the sequencer's own instructions the first that is heard. False: a race is
  * the command's fault now. */
 bool vtpu_races_execute(struct VtpuExec *x, const struct VtpuIssued *i);
+/* The command's program comes from elsewhere, already begun: unchecked until it is at a SYNC. */
+void vtpu_races_resume(struct VtpuExec *x);
 /* A program has stopped with a fault: a race is the better explanation. */
 void vtpu_races_fault(struct VtpuExec *x);
 void vtpu_races_free(VtpuRaces *races);

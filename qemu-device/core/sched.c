@@ -6,9 +6,9 @@
  * A queue's vtime grows while its commands execute, eight times as fast for
  * each step of priority that it is below the highest, and the least vtime is
  * served next: queues that always have work share the time 64 : 8 : 1. A queue
- * that wakes starts at the present vtime, so that nobody saves up time by
- * sleeping; when it is above all that have work it is served at once, and when
- * it is below one of them it lets that one's short commands pass.
+ * that wakes starts where those are that have work, so that nobody saves up time
+ * by sleeping; when it is above all of them it is served at once, and when it is
+ * below one of them it lets that one's short commands pass.
  *
  * A running program gives way between two instructions. When, is known
  * beforehand (due()), so a timer thread sleeps until then and nothing is looked
@@ -38,7 +38,6 @@ static uint64_t sched_now(const VtpuCore *core)
 void vtpu_sched_reset(VtpuCore *core)
 {
     core->sched.slice_us = VTPU_QUEUE_SLICE_US;
-    core->sched.vtime = 0;
     core->sched.next = -1;
     core->sched.watchdog = NEVER;
     core->sched.alarm = NEVER;
@@ -200,18 +199,24 @@ void vtpu_sched_changed(VtpuCore *core)
 void vtpu_sched_wake(VtpuCore *core, unsigned q)
 {
     VtpuQueue *queue = &core->queue[q];
-    uint64_t now = vtpu_now_ns();
+    uint64_t now = vtpu_now_ns(), clock = sched_now(core), least = NEVER, most = 0;
     int highest = -1;
 
     for (unsigned i = 0; i < VTPU_NUM_QUEUES; i++) {
-        int priority = (int)core->queue[i].priority;
-        if (i != q && priority > highest &&
-            (core->running == (int)i || vtpu_sched_has_work(core, i, now))) {
-            highest = priority;
+        const VtpuQueue *other = &core->queue[i];
+        uint64_t vtime = other->vtime + (stretch(core, i, clock) << vtime_shift(other));
+        most = vtime > most ? vtime : most;
+        if (i != q && (core->running == (int)i || vtpu_sched_has_work(core, i, now))) {
+            least = vtime < least ? vtime : least;
+            highest = (int)other->priority > highest ? (int)other->priority : highest;
         }
     }
+    /* Where those are that have work; with none, nobody owes anything. */
+    uint64_t start = highest < 0 ? most : least;
     int above = highest - (int)queue->priority;
-    uint64_t start = core->sched.vtime + (above > 0 ? (uint64_t)above * HEAD_START_NS : 0);
+    if (above > 0) {
+        start += (uint64_t)above * HEAD_START_NS;
+    }
     if (above < 0 || queue->vtime < start) {
         queue->vtime = start;
     }
@@ -221,13 +226,9 @@ void vtpu_sched_wake(VtpuCore *core, unsigned q)
 void vtpu_sched_begin(VtpuCore *core)
 {
     VtpuSched *sched = &core->sched;
-    const VtpuQueue *queue = &core->queue[core->running];
 
     sched->begin = sched_now(core);
     sched->slice_end = sched->slice_us ? sched->begin + sched->slice_us * 1000ull : NEVER;
-    if (queue->vtime > sched->vtime) {
-        sched->vtime = queue->vtime;
-    }
     vtpu_sched_changed(core);
 }
 

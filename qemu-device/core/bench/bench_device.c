@@ -393,6 +393,12 @@ int main(int argc, char **argv)
 
             snprintf(name, sizeof(name), "%s_gops", p->name);
             FIGURE(name, p->per_weight * weights * p->m / seconds / 1e9);
+            if (p->matrices == p->count) { /* none of it stays in a cache */
+                double bytes = (double)p->matrices * (double)matrix_bytes(p) +
+                               4.0 * p->m * (p->k + (double)p->n) * p->count;
+                snprintf(name, sizeof(name), "%s_per_byte", p->name);
+                FIGURE(name, p->per_weight * weights * p->m / bytes);
+            }
             if (i == 0) {
                 FIGURE("weight_stream_gb_s", stream_bytes / seconds / 1e9);
                 FIGURE("read_loop_gb_s", stream_bytes / on_all_threads(&bench, read_weights) / 1e9);

@@ -57,6 +57,7 @@ class Product(ctypes.Structure):
         ("quantise_bytes", _function(_size, _u32, _u32)),
         ("quantise", _function(None, _ptr, _ptr, _size, _u32, _u32, _u32, _u32)),
         ("matmul", _function(None, ctypes.POINTER(Matmul), _u32, _u32)),
+        ("call", ctypes.c_uint64),
     ]
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import struct
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numerics_reference as ref
@@ -206,15 +207,38 @@ def test_scatter_of_the_same_row_keeps_the_last(machine: Machine, queue: Queue) 
     assert np.array_equal(np.frombuffer(machine.get(table + 128, 64), f32), rows[4])
 
 
-def _matrix(fmt: str, n: int, k: int) -> tuple[Any, Any, Any, int]:
+@dataclass(frozen=True)
+class Matrix:
+    """Weights: bytes of the tiles, values, and the product that numerics.md defines."""
+
+    tiles: bytes
+    values: Any
+    product: Callable[..., Any]  # x, before
+
+
+def _matrix(fmt: str, n: int, k: int) -> Matrix:
     rng = np.random.default_rng(n * k)
+    code = FMT[fmt]
+    if fmt == "I8":
+        w = rng.integers(-128, 128, (n, k), dtype=np.int8)
+        scale = rng.standard_normal(n).astype(f32)
+        tiles = ref.make_wide_tiles(w, scale, code)
+        values = w.astype(f32) * scale[:, None]
+        return Matrix(tiles.tobytes(), values, lambda x, b=None: ref.matmul_i8(x, w, scale, b))
+    if fmt == "BF16_TILES":
+        bits = ref.to_bf16(rng.standard_normal((n, k)).astype(f32))
+        tiles = ref.make_wide_tiles(bits, None, code)
+        values = ref.from_bf16(bits)
+        return Matrix(tiles.tobytes(), values, lambda x, b=None: ref.matmul_bf16(x, bits, b))
     low, high = (-128, 128) if fmt == "Q8_0" else (0, 16)
     q = rng.integers(low, high, (n, k)).astype(np.int64)
     d, m = ((rng.standard_normal((n, k // 32)) * 0.01).astype(np.float16) for _ in range(2))
-    return q, d, m, FMT[fmt]
+    tiles = ref.make_tiles(q, d, m, code)
+    values = ref.dequantise(q, d, m, code)
+    return Matrix(tiles.tobytes(), values, lambda x, b=None: ref.matmul(x, q, d, m, code, b))
 
 
-@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_0", "Q4_1", "I8", "BF16_TILES"])
 @pytest.mark.parametrize(("rows", "accumulate"), [(1, False), (13, True)])
 def test_matmul(
     machine: Machine,
@@ -224,10 +248,10 @@ def test_matmul(
     rows: int,
     accumulate: bool,
 ) -> None:
-    n, k = 208, 416
-    q, d, m, code = _matrix(fmt, n, k)
+    n, k = 208, 448
+    matrix = _matrix(fmt, n, k)
     x, before = _normal(3, rows, k), _normal(4, rows, n)
-    va = place(ref.make_tiles(q, d, m, code).tobytes())
+    va = place(matrix.tiles)
     vmem = Vmem(machine)
     src, dst = vmem.put(x), vmem.put(before)
     got = vmem.run(
@@ -248,15 +272,18 @@ def test_matmul(
         dst,
         rows * n * 4,
     )
-    expected = ref.matmul(x, q, d, m, code, before if accumulate else None)
+    expected = matrix.product(x, before if accumulate else None)
     assert np.array_equal(np.frombuffer(got, f32).reshape(rows, n), expected)
 
 
-def test_more_activations_than_a_pass_holds(machine: Machine, queue: Queue) -> None:
+@pytest.mark.parametrize(("fmt", "k"), [("Q4_1", 2016), ("I8", 4032), ("BF16_TILES", 4032)])
+def test_more_activations_than_a_pass_holds(
+    machine: Machine, queue: Queue, fmt: str, k: int
+) -> None:
     """A row broadcast by a zero stride, often enough for several passes over the weights."""
-    rows, n, k = 12000, 16, 2016
-    q, d, m, code = _matrix("Q4_1", n, k)
-    weight = machine.place(ref.make_tiles(q, d, m, code).tobytes())
+    rows, n = 12000, 16
+    matrix = _matrix(fmt, n, k)
+    weight = machine.place(matrix.tiles)
     x = _normal(5, 1, k)
     vmem = Vmem(machine)
     src, dst = vmem.put(x), vmem.space(rows * n * 4)
@@ -264,7 +291,7 @@ def test_more_activations_than_a_pass_holds(machine: Machine, queue: Queue) -> N
         queue,
         ins(
             "MATMUL",
-            fmt="Q4_1",
+            fmt=fmt,
             dst=dst,
             src=src,
             weight=weight,
@@ -277,18 +304,18 @@ def test_more_activations_than_a_pass_holds(machine: Machine, queue: Queue) -> N
         dst,
         rows * n * 4,
     )
-    expected = ref.matmul(x, q, d, m, code)
+    expected = matrix.product(x)
     assert np.array_equal(np.frombuffer(got, f32).reshape(rows, n), np.tile(expected, (rows, 1)))
-    assert machine.reg("STAT_HBM_BYTES", 8) >= 2 * len(ref.make_tiles(q, d, m, code).tobytes())
+    assert machine.reg("STAT_HBM_BYTES", 8) >= 2 * len(matrix.tiles)
 
 
-@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_1"])
+@pytest.mark.parametrize("fmt", ["Q8_0", "Q4_1", "I8", "BF16_TILES"])
 def test_gather_from_a_tiled_matrix(
     machine: Machine, queue: Queue, place: Callable[[bytes], int], fmt: str
 ) -> None:
-    n, k = 160, 96
-    q, d, m, code = _matrix(fmt, n, k)
-    va = place(ref.make_tiles(q, d, m, code).tobytes())
+    n, k = 160, 128
+    matrix = _matrix(fmt, n, k)
+    va = place(matrix.tiles)
     index = np.array([0, 159, 16, 15, 77, 77], np.uint32)
     vmem = Vmem(machine)
     at, out = vmem.put(index), vmem.space(6 * 512)
@@ -309,7 +336,7 @@ def test_gather_from_a_tiled_matrix(
         6 * 512,
     )
     rows = np.frombuffer(got, f32).reshape(6, 128)[:, :k]
-    assert np.array_equal(rows, ref.dequantise(q, d, m, code)[index])
+    assert np.array_equal(rows, matrix.values[index])
 
 
 def _strided(x: Any, pad: int) -> Any:
@@ -634,6 +661,41 @@ ROWS = {"dst_stride": 64, "a_stride": 64, "b_stride": 64}
             ),
             "BAD_OPERAND",
         ),
+        *(
+            (
+                ins(
+                    "MATMUL",
+                    fmt=fmt,
+                    dst=0,
+                    src=0,
+                    weight=0,
+                    m=0,
+                    n=16,
+                    k=k,
+                    dst_stride=0,
+                    src_stride=0,
+                ),
+                "BAD_OPERAND",
+            )
+            for fmt, k in [("I8", 32), ("I8", (1 << 17) + 64), ("BF16_TILES", 48)]
+        ),
+        *(
+            (
+                ins(
+                    "DMA_GATHER",
+                    fmt=fmt,
+                    dst=0,
+                    table=0,
+                    index=64,
+                    count=0,
+                    width=width,
+                    table_rows=rows,
+                    dst_stride=64,
+                ),
+                "BAD_OPERAND",
+            )
+            for fmt, width, rows in [("I8", 32, 16), ("I8", 64, 8), ("BF16_TILES", 16, 16)]
+        ),
         (
             ins(
                 "MATMUL",
@@ -844,9 +906,9 @@ def test_results_do_not_depend_on_threads(
     machine.identity()
     machine.enable()
     queue = Queue(machine)
-    q, d, m, code = _matrix("Q4_1", 1536, 576)
+    matrix = _matrix("Q4_1", 1536, 576)
     x = _normal(18, 3, 576)
-    weight = machine.place(ref.make_tiles(q, d, m, code).tobytes())
+    weight = machine.place(matrix.tiles)
     vmem = Vmem(machine)
     src, dst = vmem.put(x), vmem.space(3 * 1536 * 4)
     for _ in range(20):
@@ -867,6 +929,4 @@ def test_results_do_not_depend_on_threads(
             dst,
             3 * 1536 * 4,
         )
-        assert np.array_equal(
-            np.frombuffer(got, f32).reshape(3, 1536), ref.matmul(x, q, d, m, code)
-        )
+        assert np.array_equal(np.frombuffer(got, f32).reshape(3, 1536), matrix.product(x))

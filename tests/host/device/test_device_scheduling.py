@@ -184,14 +184,16 @@ def test_shares_go_by_priority_and_nobody_starves(machine: Machine) -> None:
 
 
 def test_sleeping_saves_nothing_up(machine: Machine) -> None:
+    """Who comes after the other has worked alone gets as much as it, and not more first."""
     machine.write(D["REG_SLICE_US"], 500)
     worker, sleeper = Queue(machine, 0), Queue(machine, 1)
     start(worker, FOREVER)
-    machine.wait_for(lambda: worker.reg("BUSY_NS", 8) > 50_000_000, "alone for a while")
-    alone = worker.reg("BUSY_NS", 8)
+    machine.wait_for(lambda: worker.reg("BUSY_NS", 8) > 100_000_000, "alone for a while")
     start(sleeper, FOREVER)
-    machine.wait_for(lambda: sleeper.reg("BUSY_NS", 8) > 20_000_000, "the other has had time")
-    assert worker.reg("BUSY_NS", 8) > alone
+    machine.wait_for(lambda: sleeper.reg("INSTRUCTIONS", 8) > 0, "the other has come")
+    begin = _busy([worker, sleeper])
+    machine.wait_for(lambda: _busy([worker, sleeper])[1] > begin[1] + 40_000_000, "its time")
+    assert _busy([worker, sleeper])[0] > begin[0] + 15_000_000
 
 
 # --- what a program that is set aside keeps
@@ -597,6 +599,16 @@ def test_the_time_set_aside_does_not_count(machine: Machine) -> None:
     open_gate(machine, gate)
     open_gate(machine, word)
     victim.wait(fence)
+
+
+def test_the_watchdog_adds_up_what_is_executed_in_turns(machine: Machine) -> None:
+    machine.write(D["REG_SLICE_US"], 500)
+    queue, other = Queue(machine, 0), Queue(machine, 1)
+    start(other, FOREVER)
+    queue.set("WATCHDOG_US", LIMIT_US)
+    start(queue, FOREVER)
+    assert _is_over(queue)["pc"] == 0
+    machine.wait_for(lambda: other.state == "RUNNING", "the other goes on")
 
 
 def test_a_machine_at_rest_does_not_count(machine: Machine, queue: Queue) -> None:

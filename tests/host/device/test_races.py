@@ -305,6 +305,30 @@ def test_more_than_is_kept_is_not_checked_until_the_next_sync(checked: Queue) ->
     assert _fault(checked, _load(), *long, ins("SYNC"), _load(), _add())[:3] == ("RACE_VMEM", 7, 6)
 
 
+def test_being_set_aside_hides_nothing(open_machine: Opener) -> None:
+    """Each queue has a log of its own: a program that races and one that does not."""
+    clean = program(*[_load(signal=1), ins("NOP", wait=(1, 1)), _add(), ins("SYNC", signal=1)])
+    racy = program(*[_load(64 * i + 4096) for i in range(20)], _add(a=4096 + 640))
+    preemptions = 0
+    for seed in range(1, 7):
+        first = _open(open_machine, seed=seed)
+        machine = first.machine
+        second = Queue(machine, 1)
+        fence = 0
+        for _ in range(8):
+            fence = first.push("RUN", first.run_payload(clean))
+        second.push("RUN", second.run_payload(racy))
+        first.ring_doorbell()
+        second.ring_doorbell()
+        machine.wait_irqs(0, 1)
+        assert second.fault()["cause"] == "RACE_VMEM"
+        assert (second.reg("FAULT_PC"), second.reg("FAULT_OTHER_PC")) == (pc(20), pc(10))
+        preemptions += second.reg("PREEMPTIONS")
+        first.wait(fence)
+        preemptions += first.reg("PREEMPTIONS")
+    assert preemptions, "no program was ever set aside"
+
+
 # --- against brute force ---
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 import random
 import struct
 
-F32, F16, Q4_1, Q8_0 = 0, 1, 3, 8
-_SIZES = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34)}
+F32, F16, Q4_1, Q8_0, BF16 = 0, 1, 3, 8, 30
+_SIZES = {F32: (1, 4), F16: (1, 2), Q4_1: (32, 20), Q8_0: (32, 34), BF16: (1, 2)}
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, FFN, VOCAB, CONTEXT = 2, 64, 4, 2, 96, 160, 128
 
@@ -45,6 +45,9 @@ def _data(draw: random.Random, kind: int, count: int) -> bytes:
         return struct.pack(f"<{count}f", *(draw.uniform(0.5, 1.5) for _ in range(count)))
     if kind == F16:
         return bytes(2 * count)
+    if kind == BF16:
+        values = (struct.pack("<f", draw.gauss(0, 0.1)) for _ in range(count))
+        return b"".join(value[2:] for value in values)
     blocks = []
     for _ in range(count // per_block):
         scale = draw.uniform(0.002, 0.02)
@@ -56,13 +59,16 @@ def _data(draw: random.Random, kind: int, count: int) -> bytes:
 
 
 def tiny_llama(
-    seed: int = 1, matrix_type: int = Q4_1, changes: dict[str, object] | None = None
+    seed: int = 1,
+    matrix_type: int = Q4_1,
+    changes: dict[str, object] | None = None,
+    embedding_type: int = Q8_0,
 ) -> bytes:
     """The file's bytes. changes: metadata to set, or with None to leave out."""
     draw = random.Random(seed)
     kv_width = HIDDEN // HEADS * KV_HEADS
     shapes: list[tuple[str, tuple[int, ...], int]] = [
-        ("token_embd", (VOCAB, HIDDEN), Q8_0),
+        ("token_embd", (VOCAB, HIDDEN), embedding_type),
         ("output_norm", (HIDDEN,), F32),
     ]
     for i in range(LAYERS):
