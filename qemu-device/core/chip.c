@@ -141,7 +141,7 @@ static bool take(VtpuCore *core, bool within)
         } else if (atomic_load(&core->attention)) {
             /* Not in the queue meanwhile: it may be parked there. */
             pthread_mutex_unlock(&chip->lock);
-            go_on = vtpu_core_boundary(core);
+            go_on = !vtpu_core_parking(core) && vtpu_core_boundary(core);
             pthread_mutex_lock(&chip->lock);
         } else {
             wait_for_turn(chip, core, now);

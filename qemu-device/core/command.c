@@ -169,59 +169,90 @@ static bool copy_piece(VtpuExec *x, const VtpuSpan *dst, const VtpuSpan *src, ui
     return true;
 }
 
-static bool copy(VtpuExec *x, const uint8_t *entry)
+/* Between two pieces of a long command; false: it does not go on now, as *outcome says. */
+static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
 {
+    *outcome = VTPU_OUTCOME_PREEMPTED;
+    if (vtpu_core_parking(x->core)) {
+        return false;
+    }
+    if (vtpu_engines_boundary(x->core) && !vtpu_stopped(x->core)) {
+        return true;
+    }
+    *outcome = vtpu_core_parking(x->core) ? VTPU_OUTCOME_PREEMPTED : VTPU_OUTCOME_FAILED;
+    return false;
+}
+
+static VtpuOutcome copy(VtpuExec *x)
+{
+    const uint8_t *entry = x->entry;
     uint64_t dst = field64(entry, VTPU_CMD_COPY_DST), src = field64(entry, VTPU_CMD_COPY_SRC);
     uint64_t bytes = field64(entry, VTPU_CMD_COPY_BYTES);
+    VtpuOutcome outcome;
 
     if (!check_entry(entry, VTPU_CMD_COPY_BYTES + 8) ||
         (dst > src ? dst - src < bytes : src - dst < bytes && bytes)) {
-        return bad_command(x);
+        bad_command(x);
+        return VTPU_OUTCOME_FAILED;
     }
-    while (bytes) {
+    for (uint64_t n; x->done < bytes; x->done += n) {
         VtpuSpan to, from;
-        uint64_t n = bytes < COPY_STEP ? bytes : COPY_STEP;
-        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
-            !vtpu_mmu_span(x, src, n, VTPU_ACCESS_READ, &from) ||
-            !vtpu_mmu_span(x, dst, n, VTPU_ACCESS_WRITE, &to)) {
-            return false;
+        n = bytes - x->done < COPY_STEP ? bytes - x->done : COPY_STEP;
+        if (!boundary(x, &outcome)) {
+            return outcome;
+        }
+        if (!vtpu_mmu_span(x, src + x->done, n, VTPU_ACCESS_READ, &from) ||
+            !vtpu_mmu_span(x, dst + x->done, n, VTPU_ACCESS_WRITE, &to)) {
+            return VTPU_OUTCOME_FAILED;
         }
         n = from.len < to.len ? from.len : to.len;
         if (!copy_piece(x, &to, &from, n)) {
-            return false;
+            return VTPU_OUTCOME_FAILED;
         }
-        dst += n;
-        src += n;
-        bytes -= n;
     }
-    return true;
+    return VTPU_OUTCOME_DONE;
 }
 
-static bool fill(VtpuExec *x, const uint8_t *entry)
+static VtpuOutcome fill(VtpuExec *x)
 {
+    const uint8_t *entry = x->entry;
     uint64_t dst = field64(entry, VTPU_CMD_FILL_DST);
     uint64_t bytes = field64(entry, VTPU_CMD_FILL_BYTES);
     uint32_t pattern = field32(entry, VTPU_CMD_FILL_PATTERN);
+    VtpuOutcome outcome;
 
     if (!check_entry(entry, VTPU_CMD_FILL_PATTERN + 4) || bytes % 4) {
-        return bad_command(x);
+        bad_command(x);
+        return VTPU_OUTCOME_FAILED;
     }
     uint64_t chunk = bytes < VTPU_DMA_CHUNK ? bytes : VTPU_DMA_CHUNK;
     uint8_t *buffer = vtpu_buffer(x, VTPU_BUFFER_DMA, chunk);
     if (!buffer) {
-        return false;
+        return VTPU_OUTCOME_FAILED;
     }
     for (uint64_t i = 0; i < chunk; i += 4) {
         memcpy(buffer + i, &pattern, 4);
     }
-    for (uint64_t n; bytes; dst += n, bytes -= n) {
-        n = bytes < chunk ? bytes : chunk;
-        if (!vtpu_engines_boundary(x->core) || vtpu_stopped(x->core) ||
-            !vtpu_mem_write(x, dst, buffer, n)) {
-            return false;
+    for (uint64_t n; x->done < bytes; x->done += n) {
+        n = bytes - x->done < chunk ? bytes - x->done : chunk;
+        if (!boundary(x, &outcome)) {
+            return outcome;
+        }
+        if (!vtpu_mem_write(x, dst + x->done, buffer, n)) {
+            return VTPU_OUTCOME_FAILED;
         }
     }
-    return true;
+    return VTPU_OUTCOME_DONE;
+}
+
+/* A command that takes its time where HBM is slow. */
+static VtpuOutcome slowly(VtpuExec *x, VtpuOutcome (*move)(VtpuExec *x))
+{
+    uint64_t begin = vtpu_inject_slow_begin(x->core);
+    VtpuOutcome outcome = move(x);
+
+    return outcome != VTPU_OUTCOME_DONE || vtpu_inject_slow_end(x, begin) ? outcome
+                                                                          : VTPU_OUTCOME_FAILED;
 }
 
 static bool write_word(VtpuExec *x, uint64_t addr, uint64_t value)
@@ -243,19 +274,22 @@ static VtpuOutcome wait(VtpuExec *x)
     return word < field64(x->entry, VTPU_CMD_WAIT_VALUE) ? VTPU_OUTCOME_HELD : VTPU_OUTCOME_DONE;
 }
 
+static uint64_t now(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    uint64_t time = vtpu_core_time(core);
+    pthread_mutex_unlock(&core->lock);
+    return time;
+}
+
 /* A command that is over, well or not, once this returns. */
 static bool execute(VtpuExec *x)
 {
     const uint8_t *entry = x->entry;
-    uint64_t begin = vtpu_inject_slow_begin(x->core);
 
     switch (entry[VTPU_RING_OP]) {
     case VTPU_CMD_NOP:
         return check_entry(entry, VTPU_RING_PAYLOAD) || bad_command(x);
-    case VTPU_CMD_COPY:
-        return copy(x, entry) && vtpu_inject_slow_end(x, begin);
-    case VTPU_CMD_FILL:
-        return fill(x, entry) && vtpu_inject_slow_end(x, begin);
     case VTPU_CMD_SIGNAL:
         return check_entry(entry, VTPU_CMD_SIGNAL_VALUE + 8)
                    ? write_word(x, field64(entry, VTPU_CMD_SIGNAL_ADDR),
@@ -264,7 +298,7 @@ static bool execute(VtpuExec *x)
     case VTPU_CMD_TIMESTAMP:
         return check_entry(entry, VTPU_CMD_TIMESTAMP_ADDR + 8)
                    ? write_word(x, field64(entry, VTPU_CMD_TIMESTAMP_ADDR),
-                                vtpu_now_ns() - x->core->time_base)
+                                now(x->core))
                    : bad_command(x);
     default:
         return bad_command(x);
@@ -281,11 +315,17 @@ VtpuOutcome vtpu_command_execute(VtpuExec *x)
     VtpuOutcome outcome;
 
     if (needs_engines(x->entry[VTPU_RING_OP]) && !vtpu_engines_take(x->core)) {
-        return VTPU_OUTCOME_FAILED;
+        return vtpu_core_parking(x->core) ? VTPU_OUTCOME_PREEMPTED : VTPU_OUTCOME_FAILED;
     }
     switch (x->entry[VTPU_RING_OP]) {
     case VTPU_CMD_RUN:
         outcome = run(x);
+        break;
+    case VTPU_CMD_COPY:
+        outcome = slowly(x, copy);
+        break;
+    case VTPU_CMD_FILL:
+        outcome = slowly(x, fill);
         break;
     case VTPU_CMD_WAIT:
         outcome = wait(x);

@@ -20,6 +20,22 @@ uint64_t vtpu_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
+/* The machine's own clock: it stands still while the machine is parked. Lock held. */
+static uint64_t clock_ns(const VtpuCore *core)
+{
+    return (core->parked ? core->parked_ns : vtpu_now_ns()) - core->still_ns;
+}
+
+uint64_t vtpu_core_time(const VtpuCore *core)
+{
+    return clock_ns(core) - core->time_base;
+}
+
+void vtpu_core_set_time(VtpuCore *core, uint64_t time)
+{
+    core->time_base = clock_ns(core) - time;
+}
+
 void vtpu_core_log(VtpuCore *core, const char *message)
 {
     if (core->ops.guest_error) {
@@ -70,8 +86,7 @@ static void apply_contexts(VtpuCore *core)
     }
 }
 
-/* Lock held; the command thread, or anyone while it is idle. */
-static void finish_reset(VtpuCore *core)
+void vtpu_core_finish_reset(VtpuCore *core)
 {
     vtpu_queue_clear_all(core);
     vtpu_sched_reset(core);
@@ -94,7 +109,7 @@ static void finish_reset(VtpuCore *core)
     for (unsigned n = 0; n < VTPU_NUM_MODEL_STATS; n++) {
         atomic_store(&core->stat_model[n], 0);
     }
-    core->time_base = vtpu_now_ns();
+    vtpu_core_set_time(core, 0);
     core->reset_count++;
     core->resetting = false;
     atomic_store(&core->stop, core->exiting);
@@ -108,7 +123,7 @@ void vtpu_core_start_reset(VtpuCore *core)
     vtpu_link_stop(core);
     if (!core->busy && !core->link.receiving && !core->clear &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK)) {
-        finish_reset(core);
+        vtpu_core_finish_reset(core);
         return;
     }
     atomic_store(&core->stop, 1);
@@ -193,10 +208,31 @@ static bool clear_if_asked(VtpuCore *core)
     return true;
 }
 
+/*
+ * Lock held. With a command in hand it sleeps where it is, but is parked only
+ * once that is set aside, or over. A stepped machine stands still by not being
+ * stepped.
+ */
 static bool stands_still(const VtpuCore *core)
 {
-    return !core->exiting && !core->stepped &&
-           (core->park || (core->asleep && !vtpu_stopped(core)));
+    if (core->exiting || core->stepped) {
+        return false;
+    }
+    return core->park ? core->running < 0 : core->asleep && !vtpu_stopped(core);
+}
+
+/* Lock held, dropped meanwhile. Who resets or changes it while it is parked does it at once. */
+static void become_parked(VtpuCore *core)
+{
+    core->busy = false;
+    core->parked_ns = vtpu_now_ns();
+    core->parked = true;
+    pthread_cond_broadcast(&core->changed);
+    if (core->ops.parked) {
+        pthread_mutex_unlock(&core->lock);
+        core->ops.parked(core->opaque);
+        pthread_mutex_lock(&core->lock);
+    }
 }
 
 /* Lock held: stays while the machine is to be parked, or sleeps. */
@@ -209,22 +245,29 @@ static void rest(VtpuCore *core)
     }
     while (stands_still(core)) {
         vtpu_engines_release(core);
-        if (!core->park || core->parked || core->link.receiving) {
+        if (core->park && !core->parked && !core->link.receiving) {
+            become_parked(core);
+        } else {
             pthread_cond_wait(&core->wake, &core->lock);
-            continue;
-        }
-        core->parked = true;
-        pthread_cond_broadcast(&core->changed);
-        if (core->ops.parked) {
-            pthread_mutex_unlock(&core->lock);
-            core->ops.parked(core->opaque);
-            pthread_mutex_lock(&core->lock);
         }
     }
-    core->parked = false;
+    if (core->park && core->running >= 0) {
+        atomic_store(&core->attention, 1);
+    }
     if (rests) {
         vtpu_sched_go_on(core);
     }
+}
+
+bool vtpu_core_parking(VtpuCore *core)
+{
+    if (!atomic_load_explicit(&core->attention, memory_order_relaxed)) {
+        return false;
+    }
+    pthread_mutex_lock(&core->lock);
+    bool park = core->park && !core->stepped && !vtpu_stopped(core);
+    pthread_mutex_unlock(&core->lock);
+    return park;
 }
 
 bool vtpu_core_boundary(VtpuCore *core)
@@ -238,7 +281,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 && !core->link.receiving &&
         !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK) && clear_if_asked(core)) {
-        finish_reset(core);
+        vtpu_core_finish_reset(core);
     }
     uint64_t irqs = core->irqs;
     core->irqs = 0;
@@ -330,6 +373,7 @@ bool vtpu_core_resetting(VtpuCore *core)
 static void park(VtpuCore *core)
 {
     core->park = true;
+    vtpu_restart_ask(core);
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
 }
@@ -351,10 +395,20 @@ void vtpu_core_quiesce(VtpuCore *core)
     pthread_mutex_unlock(&core->lock);
 }
 
+bool vtpu_core_is_parked(const VtpuCore *core)
+{
+    return core->park && (core->parked || core->stepped);
+}
+
 void vtpu_core_resume(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    core->park = core->parked = false; /* who parks it again is to be told again */
+    core->park = false;
+    if (core->parked) {
+        core->still_ns += vtpu_now_ns() - core->parked_ns;
+        core->parked = false; /* who parks it again is to be told again */
+        core->busy = true;    /* its thread looks for work */
+    }
     vtpu_core_kick(core);
     pthread_mutex_unlock(&core->lock);
     if (core->link.fabric) {
@@ -481,7 +535,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
         core->exec[q].core = core;
         core->exec[q].queue = q;
     }
-    core->time_base = vtpu_now_ns();
+    vtpu_core_set_time(core, 0);
     vtpu_inject_init(core);
     vtpu_link_init(core, config->fabric, config->fabric_chip);
     vtpu_queue_clear_all(core);

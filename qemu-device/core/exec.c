@@ -84,6 +84,9 @@ uint8_t *vtpu_vmem_write(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row
         return NULL;
     }
     host = vmem(x, addr, bytes, VTPU_ACCESS_WRITE);
+    if (host && !vtpu_restart_keep(x, addr, bytes)) {
+        return NULL;
+    }
     if (host && addr + bytes > x->vmem->used) {
         x->vmem->used = addr + bytes;
     }

@@ -64,14 +64,14 @@ struct VtpuWire {
     size_t out_head, out_count;
     InFlight in_flight[IN_FLIGHT];
     uint32_t seq_sent, seq_answered;
+    uint64_t sent_state[VTPU_MAX_CHIPS]; /* what the other side was told last */
+    uint32_t sent_down[VTPU_MAX_CHIPS];
 
     /* Of the thread that feeds the stream. */
     uint8_t in[IN_BYTES];
     size_t in_count;
     bool stalled; /* the first frame's chip is parked */
     uint32_t seq_expected;
-    uint64_t sent_state[VTPU_MAX_CHIPS];
-    uint32_t sent_down[VTPU_MAX_CHIPS];
     uint32_t generation[VTPU_MAX_CHIPS]; /* as the other side counts */
 };
 
@@ -152,7 +152,11 @@ static bool out_frame(VtpuWire *wire, const Frame *frame)
     return true;
 }
 
-/* What is new of the chips of this process goes after all that they sent. Lock held. */
+/*
+ * What is new of the chips of this process goes after all that they sent, and
+ * before all that they will: the other side takes packets of chips that it knows.
+ * Lock held.
+ */
 static void out_states(VtpuFabric *fabric)
 {
     VtpuWire *wire = fabric->wire;
@@ -207,6 +211,7 @@ uint32_t vtpu_wire_send(VtpuFabric *fabric, const VtpuPacket *packet, VtpuSender
 
     pthread_mutex_lock(&wire->lock);
     uint32_t seq = wire->seq_sent;
+    out_states(fabric);
     Frame frame = {
         .type = FRAME_PACKET,
         .src = packet->src,
@@ -467,10 +472,10 @@ void vtpu_fabric_connected(VtpuFabric *fabric)
     }
     wire->connected = wire->out != NULL;
     wire->out_head = wire->out_count = 0;
-    out_frame(wire, &frame);
-    pthread_mutex_unlock(&wire->lock);
     memset(wire->sent_state, 0, sizeof(wire->sent_state));
     memset(wire->sent_down, 0, sizeof(wire->sent_down));
+    out_frame(wire, &frame);
+    pthread_mutex_unlock(&wire->lock);
     wire->in_count = wire->seq_expected = 0;
     wire->stalled = false;
     vtpu_fabric_wake(fabric);

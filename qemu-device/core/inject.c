@@ -52,6 +52,16 @@ void vtpu_inject_reset(VtpuCore *core)
     set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
 }
 
+bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value)
+{
+    bool ok = legal(what, value);
+
+    if (ok) {
+        set(core, what, value);
+    }
+    return ok;
+}
+
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value)
 {
     if (what >= VTPU_NUM_INJECTIONS || !legal(what, value)) {
@@ -155,6 +165,9 @@ static bool pause_here(VtpuExec *x, uint64_t until)
 
     vtpu_engines_release(core);
     for (;;) {
+        if (vtpu_core_parking(core)) {
+            return true; /* slow enough: what comes next sets it aside */
+        }
         if (!vtpu_core_boundary(core)) {
             return false;
         }

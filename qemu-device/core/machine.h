@@ -171,7 +171,7 @@ typedef struct VtpuBuffer {
 } VtpuBuffer;
 
 enum { VTPU_BUFFER_QUANTISED, VTPU_BUFFER_BOUNCE, VTPU_BUFFER_THREADS, VTPU_BUFFER_LISTS,
-       VTPU_BUFFER_DMA, VTPU_NUM_BUFFERS };
+       VTPU_BUFFER_DMA, VTPU_BUFFER_UNDO, VTPU_NUM_BUFFERS };
 
 /*
  * The command of one queue, as far as it has come: with the queue's registers,
@@ -185,6 +185,7 @@ typedef struct VtpuExec {
     unsigned queue, context;
     VtpuFault fault;
     uint8_t entry[VTPU_RING_ENTRY]; /* copied from the ring */
+    uint64_t done; /* bytes of a COPY or FILL */
 
     /* Of a RUN; a program is in progress while `program` is not NULL. */
     VtpuProgram *program;
@@ -221,7 +222,7 @@ typedef struct VtpuExec {
 typedef enum VtpuOutcome {
     VTPU_OUTCOME_FAILED, /* with a fault, or stopped */
     VTPU_OUTCOME_HELD,   /* a WAIT that is not satisfied yet */
-    VTPU_OUTCOME_PREEMPTED, /* a RUN that another queue's command interrupts */
+    VTPU_OUTCOME_PREEMPTED, /* set aside: for another queue's command, or to be parked */
     VTPU_OUTCOME_WAITING, /* a RUN that can go on only when another chip does something */
     VTPU_OUTCOME_DONE,
 } VtpuOutcome;
@@ -257,6 +258,14 @@ typedef struct VtpuSched {
     int next;            /* for whom the last program was set aside, -1 nobody */
 } VtpuSched;
 
+/* restart.c: what a long instruction overwrites in VMEM; bytes 0: nothing yet. [command] */
+typedef struct VtpuUndo {
+    bool wanted;
+    uint64_t addr, bytes;
+} VtpuUndo;
+
+#define VTPU_STOP_TO_PARK 2u /* a value of VtpuCore.stop: only a long instruction is */
+
 struct VtpuCore {
     VtpuCoreOps ops;
     void *opaque;
@@ -289,6 +298,7 @@ struct VtpuCore {
     bool busy; /* the command thread is at work with the lock dropped */
     bool exiting, park, parked, asleep, resetting, enabled;
     bool clear; /* HBM, before the reset ends */
+    bool restartable; /* a long instruction is in progress */
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     VtpuSched sched;
@@ -296,7 +306,7 @@ struct VtpuCore {
     uint64_t irqs;             /* TEST_IRQ vectors to raise */
     uint64_t context_changed;  /* bit c: flush context c and take its root */
     uint64_t ctx_root[VTPU_NUM_CONTEXTS];
-    uint64_t time_base;
+    uint64_t time_base, parked_ns, still_ns; /* see vtpu_core_time() */
     uint32_t latch_offset, latch_high; /* upper half of an 8-byte read in halves */
     VtpuQueue queue[VTPU_NUM_QUEUES];
     VtpuLink link;
@@ -319,6 +329,7 @@ struct VtpuCore {
     /* [command] */
     VtpuProgram *program[VTPU_PROGRAM_CACHE];
     uint64_t program_clock;
+    VtpuUndo undo;
     VtpuBuffer buffer[VTPU_NUM_BUFFERS];
     uint64_t dirty_start, dirty_end; /* HBM written, not yet reported */
     FILE *timing_trace;              /* or NULL */
@@ -336,6 +347,14 @@ void vtpu_core_kick(VtpuCore *core);
 /* Sleeps until somebody asks for attention. [command] */
 void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+/* Lock held; the command thread, or anyone while it is idle or parked. */
+void vtpu_core_finish_reset(VtpuCore *core);
+/* Whether the command in hand is to be set aside, for the machine to be parked. [command] */
+bool vtpu_core_parking(VtpuCore *core);
+bool vtpu_core_is_parked(const VtpuCore *core);      /* lock held */
+/* TIME: nanoseconds since a reset, those while parked excepted. Lock held. */
+uint64_t vtpu_core_time(const VtpuCore *core);
+void vtpu_core_set_time(VtpuCore *core, uint64_t time);
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
 void vtpu_core_received(VtpuCore *core); /* lock held: a packet has just been written */
 
@@ -351,6 +370,8 @@ void vtpu_raise_irq(VtpuCore *core, unsigned vector);
 uint64_t vtpu_inject_fence(VtpuCore *core, uint64_t fence); /* what to write instead */
 bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fails */
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
+/* lock held; false: not a value of that fault */
+bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value);
 /* These two set x->hung. */
 void vtpu_inject_hang(VtpuExec *x);
 void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
@@ -396,6 +417,8 @@ bool vtpu_queue_enable(VtpuCore *core, unsigned q);
 void vtpu_queue_reset(VtpuCore *core, unsigned q);
 bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
 void vtpu_queue_clear_all(VtpuCore *core);
+bool vtpu_queue_in_progress(const VtpuQueue *queue); /* at rest, but its command has begun */
+bool vtpu_queue_is_legal(const VtpuQueue *queue); /* at rest, whatever it was loaded from */
 /* Another chip did something that programs may wait for; lock held. */
 void vtpu_queue_link_event(VtpuCore *core);
 void *vtpu_command_thread(void *core);
@@ -404,6 +427,13 @@ void *vtpu_command_thread(void *core);
 VtpuOutcome vtpu_command_execute(VtpuExec *x);
 /* Gives back what a program in progress owns, if there is one; lock held. */
 void vtpu_command_drop(VtpuExec *x);
+
+/* restart.c. Around a long instruction: begin() says whether it is one. [command] */
+bool vtpu_restart_begin(VtpuExec *x, const VtpuIssued *i);
+/* True: it was abandoned for the machine to be parked, and is as if it had not begun. */
+bool vtpu_restart_end(VtpuExec *x, bool done);
+bool vtpu_restart_keep(VtpuExec *x, uint64_t addr, uint64_t bytes); /* false: a fault */
+void vtpu_restart_ask(VtpuCore *core); /* lock held: the machine is to be parked */
 
 /* decode.c */
 /* A reference for the caller; NULL: out of memory. [command] */
@@ -415,6 +445,7 @@ void vtpu_program_free_all(VtpuCore *core);
 /* vmem.c */
 bool vtpu_vmem_init(VtpuCore *core); /* false: out of memory */
 void vtpu_vmem_free_all(VtpuCore *core);
+bool vtpu_vmem_clear(VtpuVmem *vmem); /* allocated and all zero; false: out of memory */
 /* What the context's last program left, or zeros. NULL: all are taken. [command] */
 VtpuVmem *vtpu_vmem_take(VtpuCore *core, unsigned context);
 /* Whether one more program can have an image; makes one if need be. [command] */
@@ -429,6 +460,8 @@ void vtpu_vmem_disown_all(VtpuCore *core); /* lock held */
 /* seq.c */
 void vtpu_seq_start(VtpuExec *x); /* a program at its x->pc */
 VtpuOutcome vtpu_seq_run(VtpuExec *x); /* until HALT */
+/* After its state was loaded from what is not trusted: false: no program gets there. */
+bool vtpu_seq_restore(VtpuExec *x);
 
 /* engine_*.c */
 bool vtpu_dma_execute(VtpuExec *x, const VtpuIssued *i);

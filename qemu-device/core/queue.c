@@ -55,6 +55,39 @@ static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uin
     vtpu_link_queue_died(core, queue->context);
 }
 
+static bool config_ok(const VtpuQueue *queue)
+{
+    return queue->ring_log2 >= VTPU_RING_LOG2_MIN && queue->ring_log2 <= VTPU_RING_LOG2_MAX &&
+           queue->ring_base % VTPU_RING_ENTRY == 0 && queue->fence_addr % 8 == 0 &&
+           queue->context < VTPU_NUM_CONTEXTS && queue->vector < VTPU_NUM_MSIX;
+}
+
+bool vtpu_queue_in_progress(const VtpuQueue *queue)
+{
+    return queue->holding || queue->state == VTPU_QUEUE_STATE_PREEMPTED;
+}
+
+bool vtpu_queue_is_legal(const VtpuQueue *queue)
+{
+    static const char *const faults[] = VTPU_FAULT_NAMES;
+
+    if (queue->priority > 2 || queue->fault.cause >= sizeof(faults) / sizeof(*faults) ||
+        queue->fault.access > VTPU_ACCESS_EXEC) {
+        return false;
+    }
+    if (queue->holding && (queue->state != VTPU_QUEUE_STATE_READY ||
+                           queue->poll_interval < POLL_FIRST_NS ||
+                           queue->poll_interval > POLL_MOST_NS)) {
+        return false;
+    }
+    if (queue->state == VTPU_QUEUE_STATE_READY || queue->state == VTPU_QUEUE_STATE_PREEMPTED) {
+        return config_ok(queue) && queue->tail - queue->head <= ring_entries(queue) &&
+               (!vtpu_queue_in_progress(queue) || queue->head != queue->tail);
+    }
+    /* The configuration of the others is looked at when they are enabled. */
+    return queue->state == VTPU_QUEUE_STATE_DISABLED || queue->state == VTPU_QUEUE_STATE_FAULTED;
+}
+
 bool vtpu_queue_enable(VtpuCore *core, unsigned q)
 {
     VtpuQueue *queue = &core->queue[q];
@@ -64,9 +97,7 @@ bool vtpu_queue_enable(VtpuCore *core, unsigned q)
     }
     clear_state(core, q);
     queue->state = VTPU_QUEUE_STATE_READY;
-    if (queue->ring_log2 < VTPU_RING_LOG2_MIN || queue->ring_log2 > VTPU_RING_LOG2_MAX ||
-        queue->ring_base % VTPU_RING_ENTRY || queue->fence_addr % 8 ||
-        queue->context >= VTPU_NUM_CONTEXTS || queue->vector >= VTPU_NUM_MSIX) {
+    if (!config_ok(queue)) {
         VtpuFault fault = { .cause = VTPU_FAULT_BAD_RING, .pc = VTPU_PC_NONE };
         record_fault(core, q, &fault, 0);
         core->irqs |= 1;
@@ -182,12 +213,13 @@ static VtpuOutcome execute(VtpuExec *x, uint64_t entry_at, uint32_t head, bool r
         return VTPU_OUTCOME_FAILED;
     }
     if (!resumed) {
+        x->done = 0;
         vtpu_core_trace(core, VTPU_EVENT_BEGIN, x->queue, x->entry[VTPU_RING_OP], head);
     } else if (x->program) {
         vtpu_core_trace(core, VTPU_EVENT_RESUMED, x->queue, x->pc, head);
     }
     outcome = vtpu_command_execute(x);
-    if (outcome == VTPU_OUTCOME_PREEMPTED || outcome == VTPU_OUTCOME_WAITING) {
+    if ((outcome == VTPU_OUTCOME_PREEMPTED || outcome == VTPU_OUTCOME_WAITING) && x->program) {
         vtpu_core_trace(core, VTPU_EVENT_PREEMPTED, x->queue, x->pc, head);
     }
     return outcome;
@@ -279,7 +311,11 @@ static void serve(VtpuCore *core, unsigned q)
     } else if (outcome == VTPU_OUTCOME_PREEMPTED) {
         queue->state = VTPU_QUEUE_STATE_PREEMPTED;
         queue->holding = false;
-        x->preemptions++;
+        if (core->park) {
+            core->sched.next = (int)q; /* for nobody else: it goes on first */
+        } else {
+            x->preemptions++;
+        }
     } else if (outcome == VTPU_OUTCOME_WAITING) {
         queue->state = VTPU_QUEUE_STATE_PREEMPTED;
         wait_for_link(core, q);

@@ -233,7 +233,7 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     case VTPU_REG_RESET_COUNT:
         return core->reset_count;
     case VTPU_REG_TIME:
-        return vtpu_now_ns() - core->time_base;
+        return vtpu_core_time(core);
     case VTPU_REG_ERR_QUEUES:
         return core->err_queues;
     case VTPU_REG_TEST_SCRATCH:

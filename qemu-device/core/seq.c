@@ -153,7 +153,7 @@ static bool step_engine(VtpuExec *x, int engine)
     const VtpuIssued *i = &e->queue[e->head];
     bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
     uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
-    bool ok, done = true;
+    bool is_long = vtpu_restart_begin(x, i), ok, done = true;
 
     switch (engine) {
     case VTPU_ENGINE_DMA:
@@ -170,6 +170,9 @@ static bool step_engine(VtpuExec *x, int engine)
         break;
     }
     vtpu_dirty_flush(x);
+    if (is_long && vtpu_restart_end(x, ok)) {
+        return true; /* to be set aside before it */
+    }
     if (!ok || !vtpu_inject_slow_end(x, begin)) {
         x->fault.pc = i->pc;
         return false;
@@ -481,12 +484,16 @@ static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
 {
     x->fault.pc = x->pc;
     for (;;) {
-        *outcome = VTPU_OUTCOME_FAILED;
-        if (!vtpu_core_boundary(x->core)) {
+        *outcome = VTPU_OUTCOME_PREEMPTED;
+        if (vtpu_core_parking(x->core)) {
             return false;
         }
-        *outcome = VTPU_OUTCOME_PREEMPTED;
-        if (vtpu_sched_yields(x, false)) {
+        if (!vtpu_core_boundary(x->core)) {
+            *outcome = vtpu_core_parking(x->core) ? VTPU_OUTCOME_PREEMPTED : VTPU_OUTCOME_FAILED;
+            return false;
+        }
+        /* It may be asked to park while it sleeps, where it must not take a step. */
+        if (vtpu_core_parking(x->core) || vtpu_sched_yields(x, false)) {
             return false;
         }
         if (!x->hung) {
@@ -511,9 +518,10 @@ static bool gives_way_at_random(VtpuExec *x)
 static bool wait_for_link(VtpuExec *x, VtpuOutcome *outcome)
 {
     x->fault.pc = x->pc;
-    *outcome = VTPU_OUTCOME_FAILED;
     if (!vtpu_vmem_spare(x->core) && !x->core->stepped) {
-        return vtpu_link_pause(x);
+        bool go_on = vtpu_link_pause(x);
+        *outcome = vtpu_core_parking(x->core) ? VTPU_OUTCOME_PREEMPTED : VTPU_OUTCOME_FAILED;
+        return go_on;
     }
     uint32_t events = atomic_load(&x->core->link.events);
     if (events != x->link_events) {
@@ -563,4 +571,38 @@ VtpuOutcome vtpu_seq_run(VtpuExec *x)
             return VTPU_OUTCOME_PREEMPTED;
         }
     }
+}
+
+/* What issue() would have accepted. */
+static bool restore_issued(VtpuExec *x, int engine, VtpuIssued *i)
+{
+    if (i->pc >= x->program->size || i->pc % VTPU_INSTR_BYTES || i->order >= x->order) {
+        return false;
+    }
+    i->in = &x->program->code[i->pc / VTPU_INSTR_BYTES];
+    if (i->in->cause || i->in->info->engine != engine) {
+        return false;
+    }
+    for (unsigned n = 0; n < i->in->info->num_operands; n++) {
+        if (!check_operand(x, i->in->info, i->in->info->kind[n], i->v[n])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+bool vtpu_seq_restore(VtpuExec *x)
+{
+    x->pending = 0;
+    x->send.begun = false;
+    for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
+        for (unsigned n = 0; n < x->engine[e].count; n++) {
+            if (!restore_issued(x, e, &x->engine[e].queue[n])) {
+                return false;
+            }
+        }
+        x->pending += x->engine[e].count;
+    }
+    /* One past the end is a fault that is to come. */
+    return x->pc % VTPU_INSTR_BYTES == 0 && x->pc <= x->program->size;
 }

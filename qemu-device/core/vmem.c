@@ -33,6 +33,17 @@ static bool allocate(VtpuVmem *vmem)
     return true;
 }
 
+bool vtpu_vmem_clear(VtpuVmem *vmem)
+{
+    if (!vmem->data && !allocate(vmem)) {
+        return false;
+    }
+    memset(vmem->data, 0, vmem->used);
+    vmem->used = 0;
+    vmem->owner = -1;
+    return true;
+}
+
 bool vtpu_vmem_init(VtpuCore *core)
 {
     return allocate(&core->vmem[0]);

@@ -184,6 +184,22 @@ void vtpu_core_park(VtpuCore *core);
 void vtpu_core_quiesce(VtpuCore *core);
 void vtpu_core_resume(VtpuCore *core);
 
+/*
+ * The state of a machine that is parked, HBM excepted, as bytes; NULL when it is
+ * not parked, has a fabric, or out of memory. The caller frees them. Registers can be read and
+ * written before and after, not meanwhile changed by the machine.
+ */
+uint8_t *vtpu_core_save(VtpuCore *core, size_t *size);
+/* No state is larger: a VMEM and a program for each queue, and the rest. */
+#define VTPU_STATE_BYTES_MAX (32u * (33u << 20) + (4u << 20))
+/*
+ * Puts a parked machine into a saved state; it goes on there when resumed, with
+ * the same results bit by bit. HBM must be what it was; threads, vector path and
+ * schedule seed need not be. False with *error (static string): the state is
+ * damaged, or of another HBM size or version; the machine is as after a reset.
+ */
+bool vtpu_core_load(VtpuCore *core, const uint8_t *bytes, size_t size, const char **error);
+
 /* The name of the vector path in use: "scalar", "avx2", "avx512" or "amx". */
 const char *vtpu_core_isa_path(const VtpuCore *core);
 

@@ -382,6 +382,7 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
         vtpu_exit_capabilities(s);
         return false;
     }
+    vtpu_migration_init(s);
     return true;
 }
 
@@ -389,6 +390,7 @@ void vtpu_function_exit(VtpuState *s)
 {
     VtpuCore *core = s->core;
 
+    vtpu_migration_exit(s);
     /*
      * A vCPU may be waiting for the BQL in an access to a BAR, and the command
      * thread for a call: neither is to use the machine after this.
@@ -465,6 +467,8 @@ static bool vtpu_init_hbm(VtpuState *s, Error **errp)
     }
     s->hbm = host_memory_backend_get_memory(s->hbm_backend);
     host_memory_backend_set_mapped(s->hbm_backend, true);
+    /* A backend's memory belongs to nobody's state before this. */
+    vmstate_register_ram(s->hbm, DEVICE(s));
     return true;
 }
 
@@ -472,13 +476,12 @@ static void vtpu_exit_hbm(VtpuState *s)
 {
     if (s->hbm_backend) {
         host_memory_backend_set_mapped(s->hbm_backend, false);
-    } else {
-        /*
-         * The block lives until the last reader is gone: free its name now,
-         * for a device that is plugged in again.
-         */
-        vmstate_unregister_ram(s->hbm, DEVICE(s));
     }
+    /*
+     * The block lives until the last reader is gone: free its name now, for a
+     * device that is plugged in again.
+     */
+    vmstate_unregister_ram(s->hbm, DEVICE(s));
 }
 
 static bool vtpu_init_chip(VtpuState *s, Error **errp)
@@ -547,11 +550,6 @@ static const Property vtpu_properties[] = {
     DEFINE_PROP_LINK("fabric", VtpuState, fabric, TYPE_VTPU_FABRIC,
                      VtpuFabricState *),
     DEFINE_PROP_UINT32("chip", VtpuState, fabric_chip, 0),
-};
-
-static const VMStateDescription vtpu_vmstate = {
-    .name = TYPE_VTPU,
-    .unmigratable = 1,
 };
 
 static void vtpu_function_class_init(ObjectClass *class, void *data)

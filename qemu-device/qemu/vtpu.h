@@ -61,6 +61,7 @@ struct VtpuState {
     VtpuChip *chip;
     VtpuCore *core;    /* under the BQL; NULL before realize, once unplugged */
     VtpuCalls calls;
+    VMChangeStateEntry *vm_state_change;
 
     /* Of the physical function alone */
     MemoryRegion hbm_ram;    /* hbm, without a backend */
@@ -126,6 +127,11 @@ void vtpu_calls_exit(VtpuState *s);
 /* BQL held and kept: returns when the machine is at rest; until unpark. */
 void vtpu_park(VtpuState *s);
 void vtpu_unpark(VtpuState *s);
+
+/* vtpu_migration.c; around the life of the realized device. */
+void vtpu_migration_init(VtpuState *s);
+void vtpu_migration_exit(VtpuState *s);
+extern const VMStateDescription vtpu_vmstate;
 
 /* vtpu.c, BQL held: whether its BARs read all ones and take no writes. */
 void vtpu_set_dead(VtpuState *s, bool dead);

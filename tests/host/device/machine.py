@@ -49,6 +49,9 @@ EVENTS = ("BEGIN", "END", "FAULT", "DOORBELL", "INSTRUCTION", "INJECTED", "TIMED
 EVENTS += ("PREEMPTED", "RESUMED")
 EVENTS += ("RACE",)
 
+_libc = c.CDLL(None)
+_libc.free.argtypes = [c.c_void_p]
+
 _DmaRead = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _DmaWrite = c.CFUNCTYPE(c.c_bool, c.c_void_p, c.c_uint64, c.c_void_p, c.c_size_t)
 _Irq = c.CFUNCTYPE(None, c.c_void_p, c.c_uint)
@@ -114,10 +117,14 @@ def load_library(path: Path) -> c.CDLL:
     lib.vtpu_chip_new.restype = c.c_void_p
     lib.vtpu_chip_new.argtypes = [c.c_uint, c.c_void_p]
     lib.vtpu_chip_free.argtypes = [c.c_void_p]
+    lib.vtpu_core_save.restype = c.c_void_p
+    lib.vtpu_core_save.argtypes = [c.c_void_p, c.POINTER(c.c_size_t)]
+    lib.vtpu_core_load.restype = c.c_bool
+    lib.vtpu_core_load.argtypes = [c.c_void_p, c.c_char_p, c.c_size_t, c.POINTER(c.c_char_p)]
     lib.vtpu_core_step.restype = c.c_bool
     lib.vtpu_core_step.argtypes = [c.c_void_p]
     lib.vtpu_core_sleep.argtypes = [c.c_void_p, c.c_bool]
-    for name in ("free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
+    for name in ("park", "free", "reset", "reset_and_clear", "quiesce", "resume", "isa_path"):
         getattr(lib, f"vtpu_core_{name}").argtypes = [c.c_void_p]
     return lib
 
@@ -305,6 +312,26 @@ class Machine:
 
     def resume(self) -> None:
         self.lib.vtpu_core_resume(self._core)
+
+    def park(self) -> None:
+        """Asks for it only: may be called from a callback."""
+        self.lib.vtpu_core_park(self._core)
+
+    def save(self) -> bytes:
+        """Of a parked machine: its state, without HBM."""
+        size = c.c_size_t()
+        state = self.lib.vtpu_core_save(self._core, c.byref(size))
+        assert state, "cannot be saved"
+        copy = c.string_at(state, size.value)
+        _libc.free(state)
+        return copy
+
+    def load(self, state: bytes) -> str:
+        """Into a parked machine; returns the error, or nothing."""
+        error = c.c_char_p()
+        ok = self.lib.vtpu_core_load(self._core, state, len(state), c.byref(error))
+        assert ok == (not error.value)
+        return (error.value or b"").decode()
 
     def step(self) -> bool:
         """Of a stepped machine; false: there is nothing to do."""

@@ -203,7 +203,7 @@ def test_who_waits_for_the_engines_can_leave(
     elif leave == "quiesce":
         waits.quiesce()
         stuck.end()
-        assert queue.state == "RUNNING" and queue.fence == 0
+        assert queue.state == "PREEMPTED" and queue.fence == 0
         waits.resume()
         queue.wait(fence)
         return

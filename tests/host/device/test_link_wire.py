@@ -286,6 +286,20 @@ def test_answers_are_checked(attacked: Fabric, answer: dict[str, int], error: st
     assert link_fault(wait_fault(attacked.queues[0]))[0] == "LOST"
 
 
+def test_a_chip_is_announced_before_its_packets(attacked: Fabric) -> None:
+    """However late the output is taken."""
+    attacked.input(GOOD)
+    start(attacked.queues[0], program(ins("REMOTE_SIGNAL", chip=1, counter=1, add=1)))
+    wait_begun(attacked.queues[0])
+    machine = attacked.machines[0]
+    machine.wait_for(lambda: attacked.queues[0].state == "PREEMPTED", "it waits for the answer")
+    out = attacked.output()
+    kinds = [(out[at + 4], out[at + 5]) for at in range(0, len(out), 40)]
+    assert kinds == [(HELLO, 2), (STATE, 0), (PACKET, 0)]
+    assert attacked.input(frame(ANSWER)) is None
+    attacked.queues[0].wait(1)
+
+
 def test_only_the_chip_itself_lets_packets_in(attacked: Fabric) -> None:
     """A well-formed packet is refused by a link that is not enabled, and answered so."""
     machine = attacked.machines[0]
