@@ -10,8 +10,6 @@
 
 #include "machine.h"
 
-#define CLEAR_STEP (64u << 10)
-
 uint64_t vtpu_now_ns(void)
 {
     struct timespec t;
@@ -159,55 +157,6 @@ void vtpu_core_received(VtpuCore *core)
     pthread_cond_broadcast(&core->wake); /* rest() */
 }
 
-/* Whether who waits for the machine does not want to wait for all of HBM. */
-static bool is_wanted_elsewhere(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->lock);
-    bool wanted = core->exiting || core->park;
-    pthread_mutex_unlock(&core->lock);
-    return wanted;
-}
-
-/*
- * HBM to zero; false: not all of it. What is zero is only read, so that memory
- * which nobody touched costs the host nothing.
- */
-static bool clear_hbm(VtpuCore *core)
-{
-    VtpuExec *x = &core->exec[0]; /* none is in progress */
-    uint64_t at = 0;
-
-    for (; at < core->hbm_bytes && !is_wanted_elsewhere(core); at += CLEAR_STEP) {
-        uint8_t *part = core->hbm + at;
-
-        if (part[0] || memcmp(part, part + 1, CLEAR_STEP - 1)) {
-            memset(part, 0, CLEAR_STEP);
-            vtpu_dirty(x, part, CLEAR_STEP);
-        }
-    }
-    vtpu_dirty_flush(x);
-    return at == core->hbm_bytes;
-}
-
-/* Lock held, in a reset; false: to be called again. */
-static bool clear_if_asked(VtpuCore *core)
-{
-    while (core->clear) {
-        core->clear = false;
-        pthread_mutex_unlock(&core->lock);
-        bool whole = clear_hbm(core);
-        if (whole && core->ops.hbm_cleared) {
-            core->ops.hbm_cleared(core->opaque);
-        }
-        pthread_mutex_lock(&core->lock);
-        if (!whole) {
-            core->clear = true;
-            return false;
-        }
-    }
-    return true;
-}
-
 /*
  * Lock held. With a command in hand it sleeps where it is, but is parked only
  * once that is set aside, or over. A stepped machine stands still by not being
@@ -280,7 +229,7 @@ bool vtpu_core_boundary(VtpuCore *core)
     rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 && !core->link.receiving &&
-        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK) && clear_if_asked(core)) {
+        !vtpu_injecting(core, VTPU_INJECT_RESET_STUCK) && vtpu_clear_if_asked(core)) {
         vtpu_core_finish_reset(core);
     }
     uint64_t irqs = core->irqs;
@@ -298,14 +247,6 @@ bool vtpu_core_boundary(VtpuCore *core)
 void vtpu_core_reset(VtpuCore *core)
 {
     pthread_mutex_lock(&core->lock);
-    vtpu_core_start_reset(core);
-    pthread_mutex_unlock(&core->lock);
-}
-
-void vtpu_core_reset_and_clear(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->lock);
-    core->clear = true;
     vtpu_core_start_reset(core);
     pthread_mutex_unlock(&core->lock);
 }
@@ -351,14 +292,6 @@ void vtpu_core_wait_awake(VtpuCore *core)
     if (held) {
         vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */
     }
-}
-
-bool vtpu_core_hbm_clear(VtpuCore *core)
-{
-    pthread_mutex_lock(&core->lock);
-    bool clear = !core->clear;
-    pthread_mutex_unlock(&core->lock);
-    return clear;
 }
 
 bool vtpu_core_resetting(VtpuCore *core)

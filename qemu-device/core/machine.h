@@ -347,6 +347,8 @@ void vtpu_core_kick(VtpuCore *core);
 /* Sleeps until somebody asks for attention. [command] */
 void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+/* clear.c; lock held, in a reset: true once HBM is zero, if that was asked for. [command] */
+bool vtpu_clear_if_asked(VtpuCore *core);
 /* Lock held; the command thread, or anyone while it is idle or parked. */
 void vtpu_core_finish_reset(VtpuCore *core);
 /* Whether the command in hand is to be set aside, for the machine to be parked. [command] */
