@@ -197,8 +197,9 @@ def test_sleeping_saves_nothing_up(machine: Machine) -> None:
     begin = _busy([worker, sleeper])
 
     def even() -> bool:
-        own, others = (now - then for now, then in zip(_busy([sleeper, worker]), begin[::-1]))
-        return own > 200_000_000 and own - others < 50_000_000
+        now = _busy([worker, sleeper])
+        alone, late = now[0] - begin[0], now[1] - begin[1]
+        return late > 200_000_000 and late - alone < 50_000_000
 
     machine.wait_for(even, "as much for one as for the other")
 
