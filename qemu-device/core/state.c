@@ -304,6 +304,9 @@ static void visit_commands(VtpuCore *core, VtpuStream *s, uint32_t version)
         }
         if (program) {
             visit_program(core, s, x);
+            if (s->loading) {
+                vtpu_races_resume(x);
+            }
         }
     }
 }
