@@ -90,7 +90,8 @@ static void load(Rig *rig, const uint8_t *state, size_t size, bool changed)
     rig_stop_clock(false);
     rig_check(rig);
     for (unsigned q = 0; !ok && q < VTPU_NUM_QUEUES; q++) {
-        RIG_REQUIRE(rig->core->queue[q].state == VTPU_QUEUE_STATE_DISABLED);
+        RIG_REQUIRE(rig_read(rig, rig_queue_reg(q, VTPU_REG_Q_QSTATUS), 4) ==
+                    VTPU_QUEUE_STATE_DISABLED);
     }
     vtpu_core_resume(rig->core);
     if (!may_block(rig->core)) {
