@@ -23,7 +23,7 @@ from .stage import Stage, StageError
 HERE = DEVICE / "fuzz"
 CORPUS = HERE / "corpus"
 FINDINGS = HERE / "findings"
-TARGETS = ("mmio", "ring", "walk", "program", "link")
+TARGETS = ("mmio", "ring", "walk", "program", "link", "state")
 QEMU = "qemu"
 _SOURCES = [DEVICE / name for name in ("core", "include", "fuzz/Makefile")]
 # One input: what takes longer is a hang. Generous, for hosts that do other work.

@@ -72,7 +72,8 @@ bool vtpu_queue_is_legal(const VtpuQueue *queue)
     static const char *const faults[] = VTPU_FAULT_NAMES;
 
     if (queue->priority > 2 || queue->fault.cause >= sizeof(faults) / sizeof(*faults) ||
-        queue->fault.access > VTPU_ACCESS_EXEC) {
+        queue->fault.access > VTPU_ACCESS_EXEC ||
+        (queue->state == VTPU_QUEUE_STATE_FAULTED) != (queue->fault.cause != VTPU_FAULT_NONE)) {
         return false;
     }
     if (queue->holding && (queue->state != VTPU_QUEUE_STATE_READY ||

@@ -304,6 +304,9 @@ static void visit_commands(VtpuCore *core, VtpuStream *s, uint32_t version)
         }
         if (program) {
             visit_program(core, s, x);
+            if (s->loading) {
+                vtpu_races_resume(x);
+            }
         }
     }
 }
@@ -403,13 +406,18 @@ bool vtpu_core_load(VtpuCore *core, const uint8_t *bytes, size_t size, const cha
 {
     /* Not written to: a stream that is loaded only reads its bytes. */
     VtpuStream s = { .loading = true, .bytes = (uint8_t *)bytes, .end = size };
+    uint64_t inject[VTPU_NUM_INJECTIONS];
 
     pthread_mutex_lock(&core->lock);
     if (vtpu_core_is_parked(core) && !core->link.fabric) {
         vtpu_core_finish_reset(core);
+        memcpy(inject, core->inject, sizeof(inject));
         visit_all(core, &s);
         if (s.error) {
             vtpu_core_finish_reset(core);
+            for (unsigned i = 0; i < VTPU_NUM_INJECTIONS; i++) { /* which a reset leaves */
+                vtpu_inject_restore(core, i, inject[i]);
+            }
         }
         atomic_store(&core->attention, 1);
     } else {

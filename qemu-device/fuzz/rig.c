@@ -16,14 +16,20 @@
 /* The machine's clock, through the linker's --wrap: it goes on as it is looked at. */
 int __wrap_clock_gettime(clockid_t id, struct timespec *t);
 static uint64_t now_ns;
+static bool clock_stands;
 
 int __wrap_clock_gettime(clockid_t id, struct timespec *t)
 {
     (void)id;
-    now_ns += TICK_NS;
+    now_ns += clock_stands ? 0 : TICK_NS;
     t->tv_sec = (time_t)(now_ns / 1000000000u);
     t->tv_nsec = (long)(now_ns % 1000000000u);
     return 0;
+}
+
+void rig_stop_clock(bool stop)
+{
+    clock_stands = stop;
 }
 
 uint64_t input_uint(Input *in, unsigned bytes)
@@ -191,7 +197,6 @@ static uint8_t *guarded(size_t bytes)
 void rig_open(Rig *rig, const char *isa, uint64_t schedule_seed, uint64_t work)
 {
     static uint8_t *hbm, *system;
-    const char *error;
 
     if (!hbm) {
         prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0); /* an input touches little */
@@ -206,9 +211,14 @@ void rig_open(Rig *rig, const char *isa, uint64_t schedule_seed, uint64_t work)
     rig->work_left = work;
     rig->gave_up = false;
     memset(rig->irqs, 0, sizeof(rig->irqs));
+    rig_open_core(rig, isa, schedule_seed);
+}
 
+void rig_open_core(Rig *rig, const char *isa, uint64_t schedule_seed)
+{
+    const char *error;
     VtpuCoreConfig config = {
-        .hbm = hbm, .hbm_bytes = RIG_HBM_BYTES, .isa_path = isa,
+        .hbm = rig->hbm, .hbm_bytes = RIG_HBM_BYTES, .isa_path = isa,
         .schedule_seed = schedule_seed, .stepped = true, .timing = rig->timing,
         .check_races = rig->check_races, .fabric = rig->fabric,
     };

@@ -55,7 +55,11 @@ struct Rig {
 
 /* Memory is zero, the work left is `work`; isa NULL: the best. The machine is new. */
 void rig_open(Rig *rig, const char *isa, uint64_t schedule_seed, uint64_t work);
+/* Another machine, after rig_close(), in memory as it is. */
+void rig_open_core(Rig *rig, const char *isa, uint64_t schedule_seed);
 void rig_close(Rig *rig);
+/* From now on time passes only as the machine waits, or as before. */
+void rig_stop_clock(bool stop);
 /* Steps until there is nothing to do, waiting WAITs included, or `most` steps. */
 void rig_run(Rig *rig, unsigned most);
 /* Aborts when the state of the machine contradicts itself. Not from callbacks. */

@@ -24,6 +24,7 @@ EXECUTIONS = {
     "walk": 20_000,
     "program": 6_000,
     "link": 20_000,
+    "state": 10_000,
     "qemu": 3_000,
 }
 Runs = dict[str, tuple[Path, "Future[list[Path]]"]]
