@@ -150,7 +150,7 @@ static void rest(VtpuCore *core)
     bool rests = stands_still(core);
 
     if (rests) {
-        vtpu_sched_pause(core);
+        vtpu_sched_rest(core);
     }
     while (stands_still(core)) {
         vtpu_engines_release(core);
@@ -164,7 +164,7 @@ static void rest(VtpuCore *core)
         atomic_store(&core->attention, 1);
     }
     if (rests) {
-        vtpu_sched_go_on(core);
+        vtpu_sched_rested(core);
     }
 }
 
@@ -242,12 +242,12 @@ void vtpu_core_wait_awake(VtpuCore *core)
     bool held = core->share.held;
 
     pthread_mutex_lock(&core->lock);
-    vtpu_sched_pause(core);
+    vtpu_sched_rest(core);
     while (must_wait(core)) {
         vtpu_engines_release(core);
         pthread_cond_wait(&core->wake, &core->lock);
     }
-    vtpu_sched_go_on(core);
+    vtpu_sched_rested(core);
     pthread_mutex_unlock(&core->lock);
     if (held) {
         vtpu_engines_take_back(core); /* not when it is stopped: then they are not used */

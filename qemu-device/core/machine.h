@@ -249,6 +249,7 @@ typedef struct VtpuSched {
     uint32_t slice_us;
     uint64_t begin;      /* of the running command's present stretch */
     unsigned paused;     /* it waits for something else than a queue */
+    uint64_t rests_from; /* the whole machine stands still since then; 0: it does not */
     uint64_t slice_end;
     uint64_t watchdog;   /* when the running command is over its limit; UINT64_MAX never */
     bool expired;        /* it is */
@@ -394,6 +395,9 @@ void vtpu_sched_end(VtpuCore *core);
 /* Around a wait that is not the running command's time, if one runs; they nest. [command] */
 void vtpu_sched_pause(VtpuCore *core);
 void vtpu_sched_go_on(VtpuCore *core);
+/* The same while the whole machine stands still: nor is that time spent waiting for chips. */
+void vtpu_sched_rest(VtpuCore *core);
+void vtpu_sched_rested(VtpuCore *core);
 /* It is done: from here it cannot be over its limit. */
 void vtpu_sched_done(VtpuCore *core);
 /*

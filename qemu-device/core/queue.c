@@ -41,7 +41,7 @@ void vtpu_queue_clear_all(VtpuCore *core)
     }
 }
 
-/* Lock held; the caller raises vector 0. */
+/* Lock held, dropped meanwhile. */
 static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uint32_t entry)
 {
     VtpuQueue *queue = &core->queue[q];
@@ -53,6 +53,11 @@ static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uin
     core->exec[q].waits_from = 0;
     core->err_queues |= 1u << q;
     vtpu_link_queue_died(core, queue->context);
+    core->irqs |= 1;
+    atomic_store(&core->attention, 1);
+    pthread_mutex_unlock(&core->lock);
+    vtpu_core_trace(core, VTPU_EVENT_FAULT, q, fault->cause, fault->addr);
+    pthread_mutex_lock(&core->lock);
 }
 
 static bool config_ok(const VtpuQueue *queue)
@@ -101,8 +106,6 @@ bool vtpu_queue_enable(VtpuCore *core, unsigned q)
     if (!config_ok(queue)) {
         VtpuFault fault = { .cause = VTPU_FAULT_BAD_RING, .pc = VTPU_PC_NONE };
         record_fault(core, q, &fault, 0);
-        core->irqs |= 1;
-        atomic_store(&core->attention, 1);
     }
     vtpu_core_kick(core);
     return true;
@@ -304,11 +307,6 @@ static void serve(VtpuCore *core, unsigned q)
         clear_state(core, q);
     } else if (!core->resetting && x->fault.cause != VTPU_FAULT_NONE) {
         record_fault(core, q, &x->fault, head);
-        core->irqs |= 1;
-        atomic_store(&core->attention, 1);
-        pthread_mutex_unlock(&core->lock);
-        vtpu_core_trace(core, VTPU_EVENT_FAULT, q, x->fault.cause, x->fault.addr);
-        pthread_mutex_lock(&core->lock);
     } else if (outcome == VTPU_OUTCOME_PREEMPTED) {
         queue->state = VTPU_QUEUE_STATE_PREEMPTED;
         queue->holding = false;

@@ -56,7 +56,9 @@ uint64_t vtpu_sched_command_ns(VtpuCore *core, unsigned q)
     const VtpuExec *x = &core->exec[q];
     uint64_t now = sched_now(core);
 
-    return x->ran_ns + stretch(core, q, now) + (x->waits_from ? now - x->waits_from : 0);
+    uint64_t waits_until = core->sched.rests_from ? core->sched.rests_from : now;
+
+    return x->ran_ns + stretch(core, q, now) + (x->waits_from ? waits_until - x->waits_from : 0);
 }
 
 uint64_t vtpu_sched_busy_ns(VtpuCore *core, unsigned q)
@@ -253,6 +255,23 @@ void vtpu_sched_go_on(VtpuCore *core)
     if (core->running >= 0 && !core->sched.paused) {
         vtpu_sched_begin(core);
     }
+}
+
+void vtpu_sched_rest(VtpuCore *core)
+{
+    vtpu_sched_pause(core);
+    core->sched.rests_from = sched_now(core);
+}
+
+void vtpu_sched_rested(VtpuCore *core)
+{
+    uint64_t rested = sched_now(core) - core->sched.rests_from;
+
+    core->sched.rests_from = 0;
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        core->exec[q].waits_from += core->exec[q].waits_from ? rested : 0;
+    }
+    vtpu_sched_go_on(core);
 }
 
 void vtpu_sched_done(VtpuCore *core)

@@ -103,6 +103,7 @@ def test_enable_checks_the_configuration(machine: Machine, name: str, value: int
     machine.wait_irqs(0, 1)
     assert queue.state == "FAULTED"
     assert queue.fault()["cause"] == "BAD_RING"
+    assert machine.events == [("FAULT", 1, hw.FAULT["BAD_RING"], 0)]
 
 
 def test_device_reset_forgets_everything(machine: Machine, queue: Queue) -> None:

@@ -81,6 +81,30 @@ def test_command_ns_goes_on(pair: Fabric) -> None:
     assert queue.reg("PC") == 0
 
 
+@pytest.mark.parametrize("how", ["parked", "asleep"])
+def test_rest_is_not_waiting(pair: Fabric, how: str) -> None:
+    """Else a stopped machine would find its watchdogs expired. The other chip has the clock."""
+    queue, machine, clock = pair.queues[0], *pair.machines.values()
+    start(queue, program(WAIT))
+    wait_begun(queue)
+    if how == "asleep":
+        machine.sleep(True)
+    machine.quiesce()
+    if how == "asleep":
+        machine.resume()
+    before, began = queue.reg("COMMAND_NS", 8), clock.reg("TIME", 8)
+    clock.wait_for(lambda: clock.reg("TIME", 8) > began + 50_000_000, "time")
+    assert queue.reg("COMMAND_NS", 8) == before
+    goes_on = clock.reg("TIME", 8)
+    if how == "asleep":
+        machine.sleep(False)
+    else:
+        machine.resume()
+    machine.wait_for(lambda: queue.reg("COMMAND_NS", 8) > before, "waiting again")
+    waited = queue.reg("COMMAND_NS", 8) - before
+    assert waited <= clock.reg("TIME", 8) - goes_on
+
+
 def test_two_programs_of_the_owner_wait_at_once(pair: Fabric) -> None:
     """Each for its own counter, released in the other order."""
     machine = pair.machines[0]
