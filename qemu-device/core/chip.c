@@ -241,7 +241,7 @@ static unsigned host_threads(void)
 VtpuChip *vtpu_chip_new(unsigned threads, const char **error)
 {
     if (threads > MAX_THREADS) {
-        *error = "at most 256 compute threads";
+        *error = "threads must be at most 256";
         return NULL;
     }
     VtpuChip *chip = calloc(1, sizeof(*chip));

@@ -62,7 +62,7 @@ static const char *check_config(const VtpuCoreConfig *config, const VtpuCoreOps 
         return "HBM must be a power of two of at least 16 MiB";
     }
     if (!vtpu_kernels_get(config->isa_path)) {
-        return "this host has no such vector path";
+        return "isa-path must be amx, avx512, avx2 or scalar, and one that this host has";
     }
     if (config->timing_trace && !config->timing && !config->timing_file) {
         return "timing-trace needs a timing model: timing or timing-file";

@@ -198,9 +198,9 @@ uint64_t vtpu_fabric_statistic(const VtpuFabric *fabric, uint64_t reg, unsigned 
 const char *vtpu_fabric_check(const VtpuFabric *fabric, unsigned chip)
 {
     if (chip >= fabric->chips) {
-        return "the fabric has no chip of that number";
+        return "chip must be less than the fabric has chips";
     }
-    return state_of(fabric, chip) & VTPU_CHIP_PRESENT ? "the fabric has that chip already" : NULL;
+    return state_of(fabric, chip) & VTPU_CHIP_PRESENT ? "chip: the fabric has that one already" : NULL;
 }
 
 bool vtpu_fabric_attach(VtpuFabric *fabric, unsigned chip, VtpuCore *core)

@@ -105,7 +105,10 @@ static const char *read_file(const char *file, struct vtpu_timing_params *params
         return say("timing-file %.100s: %s", file, strerror(errno));
     }
     for (unsigned number = 1; !wrong && fgets(line, sizeof(line), stream); number++) {
-        if ((wrong = set_line(line, params))) {
+        size_t length = strlen(line);
+        bool whole = length && (line[length - 1] == '\n' || feof(stream)); /* no NUL in it */
+        if ((wrong = whole ? set_line(line, params)
+                           : say("is no text of at most %zu characters", sizeof(line) - 2))) {
             char why[160];
             snprintf(why, sizeof(why), "%s", wrong);
             wrong = say("timing-file %.100s: line %u: %s", file, number, why);

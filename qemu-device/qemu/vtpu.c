@@ -241,8 +241,17 @@ static bool vtpu_check_properties(VtpuState *s, Error **errp)
         error_setg(errp, "vtpu: sriov-vfs must be at most %d", VTPU_MAX_VFS);
         return false;
     }
-    if (s->num_vfs &&
-        !vtpu_check_hbm_size("vf-hbm-size", s->vf_hbm_size, errp)) {
+    if (!vtpu_check_hbm_size("vf-hbm-size", s->vf_hbm_size, errp)) {
+        return false;
+    }
+    if (!s->fabric && s->fabric_chip) {
+        error_setg(errp, "vtpu: chip is a number in a fabric: set fabric, too");
+        return false;
+    }
+    if (s->fabric &&
+        s->fabric_chip >= vtpu_fabric_chips(vtpu_fabric_of(s->fabric))) {
+        error_setg(errp, "vtpu: chip must be below %u, the fabric's chips",
+                   vtpu_fabric_chips(vtpu_fabric_of(s->fabric)));
         return false;
     }
     if (s->hbm_backend) {

@@ -212,8 +212,8 @@ def test_the_link_reaches_no_registers(start: Start) -> None:
         (("vtpu-fabric,id=f0",), "shape is required"),
         (("vtpu-fabric,id=f0,shape=5x5",), "shape '5x5': the shape is X or XxY"),
         (("vtpu-fabric,id=f0,shape=2,chardev=no",), "chardev 'no' cannot be served by a thread"),
-        ((FABRIC[1], "vtpu,fabric=f0,chip=2"), "has no chip of that number"),
-        ((FABRIC[1], "vtpu,fabric=f0", "vtpu,fabric=f0"), "has that chip already"),
+        ((FABRIC[1], "vtpu,fabric=f0,chip=2"), "chip must be below 2"),
+        ((FABRIC[1], "vtpu,fabric=f0", "vtpu,fabric=f0"), "chip: the fabric has that one already"),
         (("vtpu,fabric=f0",), "f0"),
     ],
 )

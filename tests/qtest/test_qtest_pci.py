@@ -146,8 +146,10 @@ def test_doorbell_page(vtpu: Vtpu) -> None:
     [
         ({"hbm_size": "48M"}, "power of two"),
         ({"hbm_size": "1M"}, "power of two"),
-        ({"isa_path": "mmx"}, "vector path"),
-        ({"threads": "100000"}, "compute threads"),
+        ({"isa_path": "mmx"}, "isa-path must be amx, avx512, avx2 or scalar"),
+        ({"threads": "100000"}, "threads must be at most 256"),
+        ({"vf_hbm_size": "3M"}, "vf-hbm-size must be a power of two from 16 MiB to 64 GiB"),
+        ({"chip": "1"}, "chip is a number in a fabric"),
         ({"timing": "v6"}, "vtpu: timing: no chip 'v6' (there are v5e, edge)"),
         ({"timing_file": "/nowhere"}, "vtpu: timing-file /nowhere: No such file"),
         ({"timing_trace": "x"}, "timing-trace needs a timing model"),

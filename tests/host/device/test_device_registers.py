@@ -141,7 +141,7 @@ def test_queues_wait_for_the_device_to_be_enabled(open_machine: Callable[..., Ma
         ({"hbm_bytes": 8 << 20}, "power of two"),
         ({"hbm_bytes": 48 << 20}, "power of two"),
         ({"threads": 1000}, "threads"),
-        ({"isa": "mmx"}, "vector path"),
+        ({"isa": "mmx"}, "isa-path must be"),
     ],
 )
 def test_bad_configurations_are_refused(

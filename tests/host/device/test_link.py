@@ -70,9 +70,9 @@ def test_bad_shapes_are_refused(library: ctypes.CDLL, shape: str) -> None:
 def test_a_chip_has_one_machine(open_fabric: OpenFabric) -> None:
     fabric = open_fabric("2")
     fabric.add(0)
-    with pytest.raises(ValueError, match="has that chip already"):
+    with pytest.raises(ValueError, match="that one already"):
         fabric.add(0)
-    with pytest.raises(ValueError, match="no chip of that number"):
+    with pytest.raises(ValueError, match="less than the fabric has chips"):
         fabric.add(2)
     fabric.machines[0].close()
     fabric.add(0)

@@ -154,6 +154,8 @@ def test_a_file_changes_a_chip(open_machine: Opener, tmp_path: Path) -> None:
         ("mxu_count = 99999999999999999999", "line 2: mxu_count must be a whole number from 1"),
         ("speed = 4", "line 2: there is no parameter 'speed'"),
         ("fast", "line 2: is no 'parameter = number'"),
+        ("\0speed = 4", "line 2: is no text of at most 254 characters"),
+        ("#" * 255, "line 2: is no text of at most 254 characters"),
     ],
 )
 def test_bad_files_are_named_with_their_line(
