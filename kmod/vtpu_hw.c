@@ -43,10 +43,11 @@ int vtpu_hw_identify(struct vtpu_device *vdev)
 	}
 
 	vdev->hw_version = vtpu_read(vdev, VTPU_REG_VERSION);
-	if (vdev->hw_version >> 16 != VTPU_HW_VERSION >> 16) {
-		drm_err(&vdev->drm, "hardware is version %u.%u, driver needs %u.x\n",
+	if (vdev->hw_version >> 16 != VTPU_HW_VERSION >> 16 ||
+	    vdev->hw_version < VTPU_HW_VERSION) {
+		drm_err(&vdev->drm, "hardware is version %u.%u, driver needs %u.x, from %u.%u on\n",
 			vdev->hw_version >> 16, vdev->hw_version & 0xffff,
-			VTPU_HW_VERSION >> 16);
+			VTPU_HW_VERSION >> 16, VTPU_HW_VERSION >> 16, VTPU_HW_VERSION & 0xffff);
 		return -EPROTO;
 	}
 

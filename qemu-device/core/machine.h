@@ -336,7 +336,7 @@ struct VtpuCore {
     uint64_t timing_trace_end;       /* cycles that it covers */
 };
 
-/* core.c */
+/* core.c, attention.c */
 uint64_t vtpu_now_ns(void);
 void vtpu_core_log(VtpuCore *core, const char *message);
 void vtpu_core_trace(VtpuCore *core, VtpuCoreEvent event, unsigned queue, uint64_t a, uint64_t b);
@@ -458,6 +458,12 @@ void vtpu_vmem_give_back(VtpuCore *core, VtpuVmem *vmem); /* lock held; NULL: do
 /* The context's number may get a new owner, who is not to see what is left; lock held. */
 void vtpu_vmem_disown(VtpuCore *core, unsigned context);
 void vtpu_vmem_disown_all(VtpuCore *core); /* lock held */
+
+/*
+ * scalar.c: an instruction of the sequencer's own, its operands read; moves the pc.
+ * *over false: it is to be executed again, since what it waits for came and went.
+ */
+bool vtpu_scalar_execute(VtpuExec *x, const VtpuDecoded *d, const uint64_t v[8], bool *over);
 
 /* seq.c */
 void vtpu_seq_start(VtpuExec *x); /* a program at its x->pc */

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * The sequencer: runs scalar instructions, issues the others to their engine's
+ * The sequencer: runs scalar instructions (scalar.c), issues the others to their engine's
  * in-order queue, and decides who takes the next step. One step is one whole
  * instruction, carried out by all compute threads together. Command thread only.
  */
@@ -248,55 +248,6 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     return true;
 }
 
-static bool load(VtpuExec *x, const VtpuDecoded *d, uint64_t addr)
-{
-    unsigned size = d->in.mode == VTPU_LD_MODE_U64 ? 8 : 4;
-    uint64_t word = 0;
-
-    if (addr & (size - 1)) {
-        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_READ, addr);
-    }
-    if (!vtpu_mem_read(x, addr, &word, size, VTPU_ACCESS_READ)) {
-        return false;
-    }
-    x->s[d->in.reg[VTPU_LD_RD]] = word;
-    return true;
-}
-
-static bool store(VtpuExec *x, const VtpuDecoded *d, uint64_t addr, uint64_t value)
-{
-    unsigned size = d->in.mode == VTPU_ST_MODE_U64 ? 8 : 4;
-
-    if (addr & (size - 1)) {
-        return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_WRITE, addr);
-    }
-    bool ok = vtpu_mem_write(x, addr, &value, size);
-    vtpu_dirty_flush(x);
-    return ok;
-}
-
-static bool load_vmem(VtpuExec *x, const VtpuDecoded *d, uint64_t addr)
-{
-    const uint8_t *host = vtpu_vmem_read(x, addr, 1, 4, 0);
-    uint32_t word;
-
-    if (!host) {
-        return false;
-    }
-    memcpy(&word, host, 4);
-    x->s[d->in.reg[VTPU_LDV_RD]] = word;
-    return true;
-}
-
-static bool jump(VtpuExec *x, uint64_t target)
-{
-    if (target >= x->program->size || target % VTPU_INSTR_BYTES) {
-        return vtpu_fault(x, VTPU_FAULT_PC_RANGE, VTPU_ACCESS_EXEC, target);
-    }
-    x->pc = (uint32_t)target;
-    return true;
-}
-
 /* One sequencer instruction; *halt: the program is over. */
 static bool step_seq(VtpuExec *x, bool *halt)
 {
@@ -318,81 +269,8 @@ static bool step_seq(VtpuExec *x, bool *halt)
     if (!operands(x, d, v)) {
         return false;
     }
-    uint64_t *rd = &x->s[d->in.reg[0]]; /* written only by operations that name it */
-    uint64_t a = v[1], b = v[2];
-    bool ok = true, taken = false, over = true;
-    uint64_t target = 0;
-    switch (d->in.opcode) {
-    case VTPU_OP_HALT:
-        *halt = true;
-        break;
-    case VTPU_OP_TRAP:
-        return vtpu_fault(x, VTPU_FAULT_TRAP, VTPU_ACCESS_NONE, v[0]);
-    case VTPU_OP_NOP:
-    case VTPU_OP_SYNC:
-        break;
-    case VTPU_OP_LI:
-        *rd = d->in.imm64;
-        break;
-    case VTPU_OP_ADD:
-        *rd = a + b;
-        break;
-    case VTPU_OP_SUB:
-        *rd = a - b;
-        break;
-    case VTPU_OP_MUL:
-        *rd = a * b;
-        break;
-    case VTPU_OP_SHL:
-        *rd = a << (b & 63);
-        break;
-    case VTPU_OP_SHR:
-        *rd = a >> (b & 63);
-        break;
-    case VTPU_OP_AND:
-        *rd = a & b;
-        break;
-    case VTPU_OP_MIN:
-        *rd = a < b ? a : b;
-        break;
-    case VTPU_OP_MAX:
-        *rd = a > b ? a : b;
-        break;
-    case VTPU_OP_LD:
-        ok = load(x, d, v[VTPU_LD_ADDR]);
-        break;
-    case VTPU_OP_ST:
-        ok = store(x, d, v[VTPU_ST_ADDR], v[VTPU_ST_VALUE]);
-        break;
-    case VTPU_OP_LDV:
-        ok = load_vmem(x, d, v[VTPU_LDV_ADDR]);
-        break;
-    case VTPU_OP_LINK_WAIT:
-        ok = vtpu_link_wait(x, v, &over);
-        break;
-    case VTPU_OP_LINK_LD:
-        ok = vtpu_link_counter(x, v[VTPU_LINK_LD_COUNTER], rd);
-        break;
-    case VTPU_OP_JMP:
-        taken = true;
-        target = v[VTPU_JMP_TARGET];
-        break;
-    case VTPU_OP_BEQ:
-        taken = v[VTPU_BEQ_A] == v[VTPU_BEQ_B];
-        target = v[VTPU_BEQ_TARGET];
-        break;
-    case VTPU_OP_BNE:
-        taken = v[VTPU_BNE_A] != v[VTPU_BNE_B];
-        target = v[VTPU_BNE_TARGET];
-        break;
-    case VTPU_OP_BLT:
-        taken = v[VTPU_BLT_A] < v[VTPU_BLT_B];
-        target = v[VTPU_BLT_TARGET];
-        break;
-    default:
-        return vtpu_fault(x, VTPU_FAULT_ILLEGAL_INSTRUCTION, VTPU_ACCESS_EXEC, x->pc);
-    }
-    if (!ok || (taken && !jump(x, target))) {
+    bool over;
+    if (!vtpu_scalar_execute(x, d, v, &over)) {
         return false;
     }
     if (!over) {
@@ -405,9 +283,7 @@ static bool step_seq(VtpuExec *x, bool *halt)
             return false;
         }
     }
-    if (!taken && !*halt) {
-        x->pc += VTPU_INSTR_BYTES;
-    }
+    *halt = d->in.opcode == VTPU_OP_HALT;
     complete(x, &d->in, VTPU_ENGINE_SEQ);
     return true;
 }

@@ -9,7 +9,7 @@
 #define VTPU_VF_DEVICE_ID                        0x5451
 #define VTPU_CLASS                               0x120000
 #define VTPU_REVISION                            1
-#define VTPU_HW_VERSION                          0x10000
+#define VTPU_HW_VERSION                          0x10001
 #define VTPU_ISA_VERSION                         1
 #define VTPU_MAGIC                               0x55505456
 #define VTPU_BAR_REGS                            0

@@ -35,7 +35,7 @@
 
 /* Callbacks of the machine, on its command thread */
 
-static void vtpu_guest_error(void *opaque, const char *message)
+void vtpu_guest_error(void *opaque, const char *message)
 {
     qemu_log_mask(LOG_GUEST_ERROR, "vtpu: %s\n", message);
 }
@@ -45,76 +45,6 @@ static void vtpu_hbm_dirty(void *opaque, uint64_t offset, uint64_t len)
     VtpuState *s = opaque;
 
     memory_region_set_dirty(s->hbm, s->hbm_offset + offset, len);
-}
-
-static void vtpu_trace_instruction(VtpuState *s, unsigned queue,
-                                   uint64_t opcode, uint64_t pc)
-{
-    const struct vtpu_op_info *op = &vtpu_op_table[opcode];
-
-    switch (op->engine) {
-    case VTPU_ENGINE_SEQ:
-        trace_vtpu_instruction_seq(s, queue, pc, op->name);
-        break;
-    case VTPU_ENGINE_DMA:
-        trace_vtpu_instruction_dma(s, queue, pc, op->name);
-        break;
-    case VTPU_ENGINE_MXU:
-        trace_vtpu_instruction_mxu(s, queue, pc, op->name);
-        break;
-    case VTPU_ENGINE_LINK:
-        trace_vtpu_instruction_link(s, queue, pc, op->name);
-        break;
-    default:
-        trace_vtpu_instruction_vpu(s, queue, pc, op->name);
-        break;
-    }
-}
-
-static bool vtpu_trace_instructions(void *opaque)
-{
-    return trace_event_get_state(TRACE_VTPU_INSTRUCTION_SEQ) ||
-           trace_event_get_state(TRACE_VTPU_INSTRUCTION_DMA) ||
-           trace_event_get_state(TRACE_VTPU_INSTRUCTION_MXU) ||
-           trace_event_get_state(TRACE_VTPU_INSTRUCTION_LINK) ||
-           trace_event_get_state(TRACE_VTPU_INSTRUCTION_VPU);
-}
-
-static void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
-                       uint64_t a, uint64_t b)
-{
-    switch (event) {
-    case VTPU_EVENT_BEGIN:
-        trace_vtpu_command_begin(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_END:
-        trace_vtpu_command_end(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_FAULT:
-        trace_vtpu_fault(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_DOORBELL:
-        trace_vtpu_doorbell(opaque, queue, a);
-        break;
-    case VTPU_EVENT_INSTRUCTION:
-        vtpu_trace_instruction(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_PREEMPTED:
-        trace_vtpu_command_preempted(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_RESUMED:
-        trace_vtpu_command_resumed(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_INJECTED:
-        trace_vtpu_injected(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_TIMED:
-        trace_vtpu_timed(opaque, queue, a, b);
-        break;
-    case VTPU_EVENT_RACE:
-        trace_vtpu_race(opaque, queue, a, b);
-        break;
-    }
 }
 
 static void vtpu_thread_enter(void *opaque)
@@ -142,113 +72,6 @@ static const VtpuCoreOps vtpu_core_ops = {
     .hardware_error = vtpu_report_hardware_error,
     .hbm_cleared = vtpu_hbm_cleared,
 };
-
-/*
- * BAR accesses, on vCPU threads with the BQL. One that waited for it during an
- * unplug finds no machine.
- */
-
-static uint64_t vtpu_regs_read(void *opaque, hwaddr offset, unsigned size)
-{
-    VtpuState *s = opaque;
-    uint64_t value = s->core ? vtpu_core_mmio_read(s->core, offset, size)
-                             : UINT64_MAX;
-
-    trace_vtpu_mmio_read(s, offset, size, value);
-    return value;
-}
-
-static void vtpu_regs_write(void *opaque, hwaddr offset, uint64_t value,
-                            unsigned size)
-{
-    VtpuState *s = opaque;
-
-    trace_vtpu_mmio_write(s, offset, size, value);
-    if (s->core) {
-        vtpu_core_mmio_write(s->core, offset, value, size);
-        vtpu_accessed(s);
-    }
-}
-
-static const MemoryRegionOps vtpu_regs_ops = {
-    .read = vtpu_regs_read,
-    .write = vtpu_regs_write,
-    .endianness = DEVICE_LITTLE_ENDIAN,
-    .valid = { .min_access_size = 4, .max_access_size = 8 },
-    .impl = { .min_access_size = 4, .max_access_size = 8 },
-};
-
-static uint64_t vtpu_doorbell_read(void *opaque, hwaddr offset, unsigned size)
-{
-    return 0;
-}
-
-static void vtpu_doorbell_write(void *opaque, hwaddr offset, uint64_t value,
-                                unsigned size)
-{
-    VtpuState *s = opaque;
-    unsigned queue = offset / VTPU_DOORBELL_PAGE;
-
-    if (offset % VTPU_DOORBELL_PAGE) {
-        vtpu_guest_error(s, "write in a doorbell page beside its doorbell");
-        return;
-    }
-    if (s->core) {
-        vtpu_core_doorbell(s->core, queue, value);
-        vtpu_accessed(s);
-    }
-}
-
-static const MemoryRegionOps vtpu_doorbell_ops = {
-    .read = vtpu_doorbell_read,
-    .write = vtpu_doorbell_write,
-    .endianness = DEVICE_LITTLE_ENDIAN,
-    .valid = { .min_access_size = 4, .max_access_size = 4 },
-    .impl = { .min_access_size = 4, .max_access_size = 4 },
-};
-
-/* A dead device: covers its BARs with what nobody answers. */
-
-static uint64_t vtpu_dead_read(void *opaque, hwaddr offset, unsigned size)
-{
-    return UINT64_MAX;
-}
-
-static void vtpu_dead_write(void *opaque, hwaddr offset, uint64_t value,
-                            unsigned size)
-{
-}
-
-static const MemoryRegionOps vtpu_dead_ops = {
-    .read = vtpu_dead_read,
-    .write = vtpu_dead_write,
-    .endianness = DEVICE_LITTLE_ENDIAN,
-    .valid = { .min_access_size = 1, .max_access_size = 8, .unaligned = true },
-    .impl = { .min_access_size = 1, .max_access_size = 8, .unaligned = true },
-};
-
-void vtpu_set_dead(VtpuState *s, bool dead)
-{
-    memory_region_transaction_begin();
-    for (int i = 0; i < VTPU_NUM_BARS; i++) {
-        memory_region_set_enabled(&s->bar[i].dead, dead);
-    }
-    memory_region_transaction_commit();
-}
-
-/* A container for what answers in a BAR, and for the cover. */
-static void vtpu_init_bar(VtpuState *s, int i, int number, uint8_t type,
-                          const char *name, uint64_t size)
-{
-    VtpuBar *bar = &s->bar[i];
-
-    memory_region_init(&bar->all, OBJECT(s), name, size);
-    memory_region_init_io(&bar->dead, OBJECT(s), &vtpu_dead_ops, s,
-                          "vtpu-dead", size);
-    memory_region_set_enabled(&bar->dead, false);
-    memory_region_add_subregion_overlap(&bar->all, 0, &bar->dead, 1);
-    pci_register_bar(PCI_DEVICE(s), number, type, &bar->all);
-}
 
 /* Configuration space */
 
@@ -338,22 +161,7 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
     const char *error;
 
     s->stepped = pf->stepped;
-    vtpu_init_bar(s, VTPU_REGS, VTPU_BAR_REGS, VTPU_BAR_REGS_TYPE, "vtpu-bar0",
-                  VTPU_REGS_SIZE);
-    vtpu_init_bar(s, VTPU_HBM, VTPU_BAR_HBM, VTPU_BAR_HBM_TYPE, "vtpu-bar2",
-                  s->hbm_size);
-    vtpu_init_bar(s, VTPU_DOORBELLS, VTPU_BAR_DOORBELL, VTPU_BAR_DOORBELL_TYPE,
-                  "vtpu-bar4", VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
-    memory_region_init_io(&s->regs, OBJECT(s), &vtpu_regs_ops, s, "vtpu-regs",
-                          VTPU_MSIX_TABLE);
-    memory_region_init_alias(&s->hbm_slice, OBJECT(s), "vtpu-hbm-slice", s->hbm,
-                             s->hbm_offset, s->hbm_size);
-    memory_region_init_io(&s->doorbells, OBJECT(s), &vtpu_doorbell_ops, s,
-                          "vtpu-doorbells",
-                          VTPU_NUM_QUEUES * VTPU_DOORBELL_PAGE);
-    memory_region_add_subregion(&s->bar[VTPU_REGS].all, 0, &s->regs);
-    memory_region_add_subregion(&s->bar[VTPU_HBM].all, 0, &s->hbm_slice);
-    memory_region_add_subregion(&s->bar[VTPU_DOORBELLS].all, 0, &s->doorbells);
+    vtpu_init_bars(s);
     if (!vtpu_init_capabilities(s, errp)) {
         return false;
     }

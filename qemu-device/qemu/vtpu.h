@@ -86,6 +86,7 @@ struct VtpuState {
     uint64_t vf_hbm_size;
 };
 
+void vtpu_guest_error(void *opaque, const char *message); /* VtpuCoreOps */
 /*
  * vtpu.c: what every function does. Realize wants hbm, hbm_offset, hbm_size and
  * chip; errors leave nothing behind.
@@ -133,8 +134,15 @@ void vtpu_migration_init(VtpuState *s);
 void vtpu_migration_exit(VtpuState *s);
 extern const VMStateDescription vtpu_vmstate;
 
-/* vtpu.c, BQL held: whether its BARs read all ones and take no writes. */
+/* vtpu_bars.c, BQL held. Wants hbm, hbm_offset and hbm_size. */
+void vtpu_init_bars(VtpuState *s);
+/* Whether the BARs read all ones and take no writes. */
 void vtpu_set_dead(VtpuState *s, bool dead);
+
+/* vtpu_trace.c: VtpuCoreOps. */
+bool vtpu_trace_instructions(void *opaque);
+void vtpu_trace(void *opaque, VtpuCoreEvent event, unsigned queue,
+                uint64_t a, uint64_t b);
 
 /* vtpu_errors.c: what the function reports of errors; the second needs the BQL */
 void vtpu_report_hardware_error(void *opaque, VtpuHardwareError what);
