@@ -20,11 +20,11 @@ pytestmark = pytest.mark.fuzz
 # Some ten seconds of a processor each.
 EXECUTIONS = {
     "mmio": 20_000,
-    "ring": 20_000,
-    "walk": 20_000,
-    "program": 6_000,
-    "link": 20_000,
-    "state": 10_000,
+    "ring": 12_000,
+    "walk": 12_000,
+    "program": 4_000,
+    "link": 12_000,
+    "state": 8_000,
     "qemu": 3_000,
 }
 Runs = dict[str, tuple[Path, "Future[list[Path]]"]]
