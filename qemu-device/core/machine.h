@@ -251,6 +251,7 @@ typedef struct VtpuSched {
     unsigned paused;     /* it waits for something else than a queue */
     uint64_t rests_from; /* the whole machine stands still since then; 0: it does not */
     uint64_t slice_end;
+    uint64_t slice_left; /* of the slice, while paused */
     uint64_t watchdog;   /* when the running command is over its limit; UINT64_MAX never */
     bool expired;        /* it is */
     uint64_t alarm;      /* when the timer thread is to act; UINT64_MAX never */

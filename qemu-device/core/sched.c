@@ -243,17 +243,27 @@ void vtpu_sched_end(VtpuCore *core)
 
 void vtpu_sched_pause(VtpuCore *core)
 {
-    if (core->running >= 0 && !core->sched.paused) {
+    VtpuSched *sched = &core->sched;
+
+    if (core->running >= 0 && !sched->paused) {
         vtpu_sched_end(core);
+        sched->slice_left = sched->slice_end == NEVER         ? NEVER
+                            : sched->slice_end > sched->begin ? sched->slice_end - sched->begin
+                                                              : 0;
     }
-    core->sched.paused++;
+    sched->paused++;
 }
 
 void vtpu_sched_go_on(VtpuCore *core)
 {
-    core->sched.paused--;
-    if (core->running >= 0 && !core->sched.paused) {
-        vtpu_sched_begin(core);
+    VtpuSched *sched = &core->sched;
+
+    sched->paused--;
+    if (core->running >= 0 && !sched->paused) {
+        /* With what was left of its slice: a new one each time would never end. */
+        sched->begin = sched_now(core);
+        sched->slice_end = sched->slice_left == NEVER ? NEVER : sched->begin + sched->slice_left;
+        vtpu_sched_changed(core);
     }
 }
 

@@ -69,6 +69,22 @@ def test_a_program_waits_for_another_queue(open_vtpu: Callable[..., Vtpu], seed:
     assert kinds == {"vtpu_command_preempted", "vtpu_command_resumed"}
 
 
+def test_transfers_do_not_lengthen_a_slice(vtpu: Vtpu) -> None:
+    """A program that stores to system memory all the time gives way as any other."""
+    vtpu.set("SLICE_US", 1_000_000)  # longer than a host makes a transfer wait
+    programs = Programs(vtpu)
+    word = programs.space.map(300, vtpu.ram + 0x10_0000, WRITE, hbm=False)
+    storing, other = _queue(vtpu, 0), _queue(vtpu, 1)
+    programs.start(
+        storing, program(ins("ST", addr=word, value=1, mode="U64"), ins("JMP", target=0))
+    )
+    _has_begun(storing)
+    programs.start(other, program(ins("NOP")))
+    vtpu.wait_interrupt(other.vector)
+    assert storing.reg("PREEMPTIONS") > 0
+    storing.reset()
+
+
 def test_the_state_says_where_a_program_is(vtpu: Vtpu) -> None:
     vtpu.set("SLICE_US", 0)
     programs = Programs(vtpu)

@@ -472,7 +472,7 @@ NOT_STATE = {
     "VtpuQueue": {"poll_ns": "of this host's clock; a held WAIT is polled at once"},
     "VtpuCost": _all("lead work tail hbm_read hbm_written vmem ops", "saved as a whole"),
     "VtpuSched": _all(
-        "begin paused slice_end watchdog expired alarm asleep_until steps",
+        "begin paused rests_from slice_end slice_left watchdog expired alarm asleep_until steps",
         "of the stretch of the command that runs; a machine at rest has none",
     ),
     "VtpuCore": _all(
