@@ -156,13 +156,18 @@ uint32_t vtpu_fabric_down(const VtpuFabric *fabric, unsigned chip)
     return down;
 }
 
+uint64_t vtpu_fabric_inject_most(VtpuCableFault what)
+{
+    static const uint64_t most[VTPU_NUM_CABLE_FAULTS] = { 1, UINT32_MAX, SLOW_MOST };
+
+    return most[what];
+}
+
 bool vtpu_fabric_inject(VtpuFabric *fabric, unsigned chip, unsigned direction,
                         VtpuCableFault what, uint64_t value)
 {
-    const uint64_t most[VTPU_NUM_CABLE_FAULTS] = { 1, UINT32_MAX, SLOW_MOST };
-
     if (vtpu_fabric_neighbour(fabric, chip, direction) < 0 || what >= VTPU_NUM_CABLE_FAULTS ||
-        value > most[what]) {
+        value > vtpu_fabric_inject_most(what)) {
         return false;
     }
     VtpuCable *cable = what == VTPU_CABLE_DOWN

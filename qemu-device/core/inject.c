@@ -8,6 +8,26 @@
 
 #include "machine.h"
 
+#define SLOWEST (1u << 20)
+
+/* As legal() has it. */
+const char *vtpu_core_injection_values(VtpuInjection what)
+{
+    switch (what) {
+    case VTPU_INJECT_HANG_PC:
+        return "a multiple of 64 below 1048576, or 4294967295 for none";
+    case VTPU_INJECT_IRQ_SPURIOUS:
+        return "0 to 32";
+    case VTPU_INJECT_HBM_SLOW:
+        return "1 to 1048576";
+    default:
+        return "any";
+    }
+}
+
+_Static_assert(VTPU_INSTR_BYTES == 64 && VTPU_MAX_CODE_BYTES == 1048576 && VTPU_NUM_MSIX == 33 &&
+               SLOWEST == 1048576, "these words");
+
 static bool legal(VtpuInjection what, uint64_t value)
 {
     switch (what) {
@@ -21,7 +41,7 @@ static bool legal(VtpuInjection what, uint64_t value)
     case VTPU_INJECT_IRQ_SPURIOUS:
         return value < VTPU_NUM_MSIX;
     case VTPU_INJECT_HBM_SLOW:
-        return value >= 1 && value <= 1u << 20;
+        return value >= 1 && value <= SLOWEST;
     default:
         return true;
     }

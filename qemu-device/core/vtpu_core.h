@@ -162,6 +162,8 @@ bool vtpu_core_asleep(VtpuCore *core);
 void vtpu_core_wait_awake(VtpuCore *core);
 /* False: not a value of that fault. */
 bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value);
+/* The values it may have, as words: "1 to 5". A static string. */
+const char *vtpu_core_injection_values(VtpuInjection what);
 /* The value as it is now, used up or not. */
 uint64_t vtpu_core_injected(VtpuCore *core, VtpuInjection what);
 /* Queues, contexts and engines as lines of text, cut to size - 1 characters. */

@@ -40,7 +40,8 @@ void vtpu_fabric_free(VtpuFabric *fabric);
 unsigned vtpu_fabric_chips(const VtpuFabric *fabric);
 /* The chip at the other end of a cable, or -1: a dimension of 1 has none. */
 int vtpu_fabric_neighbour(const VtpuFabric *fabric, unsigned chip, unsigned direction);
-/* False: no such cable, or not a value of that fault. */
+/* False: no such cable, or a value above the most of that fault. */
+uint64_t vtpu_fabric_inject_most(VtpuCableFault what);
 bool vtpu_fabric_inject(VtpuFabric *fabric, unsigned chip, unsigned direction,
                         VtpuCableFault what, uint64_t value);
 uint64_t vtpu_fabric_injected(const VtpuFabric *fabric, unsigned chip, unsigned direction,

@@ -243,7 +243,8 @@ static void vtpu_fabric_set_fault(Object *obj, Visitor *v, const char *name,
     if (visit_type_uint64(v, name, &value, errp) &&
         !vtpu_fabric_inject(VTPU_FABRIC(obj)->fabric, p->chip, p->direction,
                             p->what, value)) {
-        error_setg(errp, "vtpu-fabric: %s cannot be %" PRIu64, name, value);
+        error_setg(errp, "vtpu-fabric: %s cannot be %" PRIu64 ": it is 0 to %"
+                   PRIu64, name, value, vtpu_fabric_inject_most(p->what));
     }
 }
 

@@ -92,7 +92,8 @@ static void vtpu_set_injection(Object *obj, Visitor *v, const char *name,
         return;
     }
     if (!vtpu_core_inject(s->core, p->what, value)) {
-        error_setg(errp, "vtpu: %s cannot be %" PRIu64, name, value);
+        error_setg(errp, "vtpu: %s cannot be %" PRIu64 ": it is %s", name,
+                   value, vtpu_core_injection_values(p->what));
     } else if (p->what == VTPU_INJECT_DEAD) {
         vtpu_set_dead(s, value);
     }

@@ -433,7 +433,8 @@ def reference(spec: Spec, timing: Spec) -> str:
             f"| 0x{reg['offset']:04x} | {reg['name']} | {reg.get('size', 4)} "
             f"| {reg['access']} | {meaning} |"
         )
-    lines += ["", f"Queue registers (`Q_`) repeat every 0x{spec['queue']['stride']:x} bytes.", ""]
+    lines += ["", f"Queue registers (`Q_`) repeat every 0x{spec['queue']['stride']:x} bytes;"]
+    lines += ["those of a context c, direction d or counter n every 8 bytes.", ""]
     lines += enum_reference(spec)
     lines += [*ring_reference(spec), "", *memory_reference(spec), ""]
     lines += [

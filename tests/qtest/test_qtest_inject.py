@@ -37,8 +37,12 @@ def test_every_property_is_documented_and_describes_itself(vtpu: Vtpu) -> None:
 
 
 def test_values_out_of_range_are_refused(vtpu: Vtpu) -> None:
-    for fault, value in (("irq-spurious", D["NUM_MSIX"]), ("hang-pc", 1), ("hbm-slow", 0)):
-        with pytest.raises(RuntimeError, match=f"inject-{fault}"):
+    for fault, value, limit in (
+        ("irq-spurious", D["NUM_MSIX"], f"it is 0 to {D['NUM_MSIX'] - 1}"),
+        ("hang-pc", 1, f"it is a multiple of 64 below {D['MAX_CODE_BYTES']}"),
+        ("hbm-slow", 0, "it is 1 to 1048576"),
+    ):
+        with pytest.raises(RuntimeError, match=f"inject-{fault} cannot be {value}: {limit}"):
             vtpu.inject(fault, value)
 
 

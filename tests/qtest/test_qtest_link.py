@@ -166,7 +166,7 @@ def test_cables_fail_by_properties(start: Start) -> None:
     assert a.vtpu.reg("LINK_STATUS") == D["LINK_STATUS_ENABLED"]
     b.queue.push("RUN", b._load(SIGNAL))
     assert b.link_fault() == ("NO_ROUTE", 0)
-    with pytest.raises(RuntimeError, match=r"chip0-x\+-down cannot be 2"):
+    with pytest.raises(RuntimeError, match=r"chip0-x\+-down cannot be 2: it is 0 to 1"):
         cable("chip0-x+-down", 2)
 
 
