@@ -271,11 +271,20 @@ static bool vtpu_check_properties(VtpuState *s, Error **errp)
 
 static bool vtpu_init_hbm(VtpuState *s, Error **errp)
 {
+    ERRP_GUARD();
+
     if (!s->hbm_backend) {
+        uint64_t bytes = s->hbm_size + s->num_vfs * s->vf_hbm_size;
+
         s->hbm = &s->hbm_ram;
-        return memory_region_init_ram(s->hbm, OBJECT(s), "vtpu-hbm",
-                                      s->hbm_size + s->num_vfs * s->vf_hbm_size,
-                                      errp);
+        if (memory_region_init_ram(s->hbm, OBJECT(s), "vtpu-hbm", bytes,
+                                   errp)) {
+            return true;
+        }
+        error_prepend(errp, "vtpu: hbm-size and sriov-vfs times vf-hbm-size "
+                      "are %" PRIu64 " MiB, which this host does not give: ",
+                      bytes / MiB);
+        return false;
     }
     if (host_memory_backend_is_mapped(s->hbm_backend)) {
         error_setg(errp, "vtpu: memory backend '%s' is already in use",
