@@ -123,7 +123,7 @@ def prune(pattern: str, keep: Path) -> None:
         os.utime(keep)
     now = time.time()
     for path in cache_dir().glob(pattern):
-        if path != keep and now - path.stat().st_mtime > _KEEP_SECONDS:
+        if path != keep and now - path.lstat().st_mtime > _KEEP_SECONDS:
             remove(path)
 
 
