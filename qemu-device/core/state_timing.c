@@ -20,12 +20,17 @@ static bool is_legal_timed(const VtpuTimed *i)
            c->hbm_read <= MOST && c->hbm_written <= MOST;
 }
 
-static bool is_legal_actor(const VtpuActor *a)
+/* What has begun is known, and ends before the next: `done` never overtakes the rest. */
+static bool is_legal_actor(const VtpuActor *a, unsigned e)
 {
-    uint32_t ahead = a->issued - a->done;
+    uint32_t ahead = a->issued - a->done, queued = a->queued - a->done;
+    bool is_engine = e != VTPU_ENGINE_SEQ, idle = a->phase == 0;
 
     return ahead <= VTPU_TIMING_RING && a->known - a->done <= ahead && a->phase <= 3 &&
-           a->blocked <= 3 && a->left <= MOST * 120;
+           (idle || a->known != a->done) &&
+           (is_engine ? queued <= ahead && (idle || queued) : a->queued == 0) &&
+           a->blocked <= 3 && a->left <= MOST * 120 && a->start <= MOST &&
+           a->until <= 2 * MOST && a->work_until <= 3 * MOST && a->hbm_stall <= MOST;
 }
 
 static void visit_timed(VtpuStream *s, VtpuTimed *i)
@@ -42,7 +47,7 @@ static void visit_timed(VtpuStream *s, VtpuTimed *i)
     vtpu_stream_check(s, is_legal_timed(i), "an impossible instruction of the timing model");
 }
 
-static void visit_actor(VtpuStream *s, VtpuActor *a)
+static void visit_actor(VtpuStream *s, VtpuActor *a, unsigned e)
 {
     VTPU_STREAM(s, a->issued);
     VTPU_STREAM(s, a->known);
@@ -56,7 +61,7 @@ static void visit_actor(VtpuStream *s, VtpuActor *a)
     VTPU_STREAM(s, a->left);
     VTPU_STREAM(s, a->stalled);
     VTPU_STREAM(s, a->hbm_stall);
-    if (!vtpu_stream_check(s, is_legal_actor(a), "an impossible state of the timing model")) {
+    if (!vtpu_stream_check(s, is_legal_actor(a, e), "an impossible state of the timing model")) {
         return;
     }
     for (uint32_t n = a->done; n != a->issued && !s->error; n++) {
@@ -87,7 +92,7 @@ static void visit_simulation(VtpuStream *s, VtpuTiming *t)
     vtpu_stream_check(s, legal && t->last < VTPU_NUM_ENGINES && t->now <= MOST,
                       "an impossible state of the timing model");
     for (unsigned e = 0; e < VTPU_NUM_ENGINES; e++) {
-        visit_actor(s, &t->actor[e]);
+        visit_actor(s, &t->actor[e], e);
     }
 }
 
