@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from asm import R, ins, program
+from asm import R, ins, program, remote_store
 from qtest import (
     EXEC,
     READ,
@@ -104,19 +104,9 @@ def start(qemu_command: list[str], tmp_path: Path) -> Iterator[Start]:
         yield make
 
 
-def store(dst: int, src: int, size: int, chip: int = 1, counter: int = 1) -> bytes:
-    return ins(
-        "REMOTE_STORE",
-        chip=chip,
-        dst=dst,
-        src=src,
-        rows=1,
-        row_bytes=size,
-        dst_stride=0,
-        src_stride=0,
-        counter=counter,
-        mode="GLOBAL",
-    )
+def store(dst: int, src: int, size: int, counter: int = 1) -> bytes:
+    """To the other chip, which counts it."""
+    return remote_store(1, dst, src, size, counter)
 
 
 def wait(value: int, chip: int) -> bytes:

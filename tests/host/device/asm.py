@@ -112,3 +112,19 @@ def vmem_program(
         ins("SYNC"),
         *[one_row("DMA_STORE", *store) for store in stores],
     )
+
+
+def remote_store(chip: int, dst: int | R, src: int | R, size: int, counter: int = 0) -> bytes:
+    """REMOTE_STORE of one row of global memory, which counts on arrival."""
+    return ins(
+        "REMOTE_STORE",
+        chip=chip,
+        dst=dst,
+        src=src,
+        rows=1,
+        row_bytes=size,
+        dst_stride=0,
+        src_stride=0,
+        counter=counter,
+        mode="GLOBAL",
+    )

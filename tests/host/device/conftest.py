@@ -17,6 +17,7 @@ import pytest
 REPO = Path(__file__).parents[3]
 sys.path[:0] = [str(REPO / "compiler"), str(Path(__file__).parent)]
 
+from fabric import Fabric, OpenFabric  # noqa: E402
 from machine import Machine, Queue, load_library  # noqa: E402
 
 
@@ -54,3 +55,16 @@ def machine(open_machine: Callable[..., Machine]) -> Machine:
 @pytest.fixture
 def queue(machine: Machine) -> Queue:
     return Queue(machine)
+
+
+@pytest.fixture
+def open_fabric(library: ctypes.CDLL) -> Iterator[OpenFabric]:
+    with ExitStack() as stack:
+        yield lambda shape: stack.enter_context(Fabric(library, shape))
+
+
+@pytest.fixture
+def pair(open_fabric: OpenFabric) -> Fabric:
+    fabric = open_fabric("2")
+    fabric.add_all()
+    return fabric

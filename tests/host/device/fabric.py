@@ -221,3 +221,6 @@ class Stream:
             elif not out and not data:
                 me.woken.wait(0.05)
         me.disconnected()
+
+
+OpenFabric = Callable[[str], Fabric]  # by shape; the fixture open_fabric

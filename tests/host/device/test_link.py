@@ -7,8 +7,6 @@ import ctypes
 import os
 import random
 import struct
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
 from asm import R, ins, pc, program
@@ -20,6 +18,7 @@ from fabric import (
     YM,
     YP,
     Fabric,
+    OpenFabric,
     counter,
     enable_link,
     link_fault,
@@ -27,21 +26,6 @@ from fabric import (
     wait_begun,
 )
 from machine import EXEC, HBM, READ, SYSTEM_BASE, WRITE, D, Machine, Queue
-
-OpenFabric = Callable[[str], Fabric]
-
-
-@pytest.fixture
-def open_fabric(library: ctypes.CDLL) -> Iterator[OpenFabric]:
-    with ExitStack() as stack:
-        yield lambda shape: stack.enter_context(Fabric(library, shape))
-
-
-@pytest.fixture
-def pair(open_fabric: OpenFabric) -> Fabric:
-    fabric = open_fabric("2")
-    fabric.add_all()
-    return fabric
 
 
 def store(chip: int | R, dst: int | R, src: int | R, size: int, **more: object) -> bytes:

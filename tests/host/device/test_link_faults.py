@@ -3,13 +3,11 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
 from asm import R, ins, pc, program
+from asm import remote_store as store
 from fabric import (
     CORRUPT,
     DOWN,
@@ -18,6 +16,7 @@ from fabric import (
     XP,
     YP,
     Fabric,
+    OpenFabric,
     counter,
     enable_link,
     link_fault,
@@ -27,36 +26,7 @@ from fabric import (
 )
 from machine import SYSTEM_BASE, D, Queue
 
-OpenFabric = Callable[[str], Fabric]
 FOREVER = program(ins("LINK_WAIT", counter=1, value=1, chip=1))
-
-
-@pytest.fixture
-def open_fabric(library: ctypes.CDLL) -> Iterator[OpenFabric]:
-    with ExitStack() as stack:
-        yield lambda shape: stack.enter_context(Fabric(library, shape))
-
-
-@pytest.fixture
-def pair(open_fabric: OpenFabric) -> Fabric:
-    fabric = open_fabric("2")
-    fabric.add_all()
-    return fabric
-
-
-def store(chip: int, dst: int | R, src: int | R, size: int, counter: int = 0) -> bytes:
-    return ins(
-        "REMOTE_STORE",
-        chip=chip,
-        dst=dst,
-        src=src,
-        rows=1,
-        row_bytes=size,
-        dst_stride=0,
-        src_stride=0,
-        counter=counter,
-        mode="GLOBAL",
-    )
 
 
 def flood(chip: int, dst: int, size: int) -> bytes:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 
 import pytest
 from asm import ins, program
+from asm import remote_store as store
 from fabric import (
     CORRUPT,
     DOWN,
@@ -36,21 +37,6 @@ MAGIC, HELLO, STATE, PACKET, ANSWER = 0x4B4C5456, 1, 2, 3, 4
 def open_fabric(library: ctypes.CDLL) -> Iterator[OpenFabric]:
     with ExitStack() as stack:
         yield lambda shape: stack.enter_context(Fabric(library, shape))
-
-
-def store(chip: int, dst: int, src: int, size: int, counter: int = 0) -> bytes:
-    return ins(
-        "REMOTE_STORE",
-        chip=chip,
-        dst=dst,
-        src=src,
-        rows=1,
-        row_bytes=size,
-        dst_stride=0,
-        src_stride=0,
-        counter=counter,
-        mode="GLOBAL",
-    )
 
 
 def wait_peers(machine: Machine, mask: int) -> None:
