@@ -50,6 +50,16 @@ def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
         time.sleep(0.01)
 
 
+def is_gone(device: Device) -> bool:
+    """Its function was unplugged or disabled."""
+    try:
+        device.info()
+    except OSError as error:
+        assert error.errno == errno.ENODEV, error
+        return True
+    return False
+
+
 class Setup(Device):
     """A file with an address space, a queue, and a mapped buffer of each kind."""
 

@@ -82,15 +82,7 @@ UNPLUG = f"""
 import sys, errno, time
 sys.path.insert(0, {FOLDER!r})
 import vtpu_raw as raw
-from cases import Setup, until
-
-def gone():
-    try:
-        dev.info()
-    except OSError as error:
-        assert error.errno == errno.ENODEV
-        return True
-    return False
+from cases import Setup, is_gone, until
 
 with Setup(timeout_ms=30000) as dev:
     sync = dev.syncobj()
@@ -98,7 +90,7 @@ with Setup(timeout_ms=30000) as dev:
     fd = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
     dev.hbm_map[0] = 1
     print("ready", flush=True)
-    until(gone, 20, "the device is gone")
+    until(lambda: is_gone(dev), 20, "the device is gone")
     assert raw.sync_file_state(fd) == -errno.ENODEV
     assert dev.hbm_map[0] in (0, 1)
 print("survived", flush=True)

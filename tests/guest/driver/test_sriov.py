@@ -143,22 +143,14 @@ GOING = f"""
 import sys, errno
 sys.path.insert(0, {FOLDER!r})
 import vtpu_raw as raw
-from cases import Setup, until
-
-def gone():
-    try:
-        dev.info()
-    except OSError as error:
-        assert error.errno == errno.ENODEV
-        return True
-    return False
+from cases import Setup, is_gone, until
 
 with Setup(timeout_ms=30000) as dev:
     sync = dev.syncobj()
     dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(sync, raw.SYNC_SIGNAL, 0)])
     fd = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
     print("ready", flush=True)
-    until(gone, 40, "the function is gone")
+    until(lambda: is_gone(dev), 40, "the function is gone")
     assert raw.sync_file_state(fd) == -errno.ENODEV
 print("survived", flush=True)
 """
