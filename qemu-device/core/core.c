@@ -156,6 +156,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     core->hbm_bytes = config->hbm_bytes;
     core->kernels = vtpu_kernels_get(config->isa_path);
     core->stepped = config->stepped;
+    core->serve_short = config->serve_short && !config->stepped;
     core->schedule_seed = config->schedule_seed;
     core->check_races = config->check_races;
     core->timed = timed;

@@ -5,6 +5,7 @@
  * Threads: the *command thread* runs ring commands and programs and alone
  * touches what is marked [command]. Callers' threads (vCPUs) touch what is
  * marked [lock] with VtpuCore.lock held, and so does the command thread.
+ * While it sleeps a doorbell's caller may take its place (VtpuCore.lent).
  * Compute workers see only the job that the pool hands to them. The lock is
  * held for a few instructions only: never over a callback or a computation.
  *
@@ -281,6 +282,7 @@ struct VtpuCore {
     unsigned function;
     uint64_t schedule_seed;
     bool stepped; /* there is no command thread: who calls vtpu_core_step() is it */
+    bool serve_short; /* callers of vtpu_core_doorbell() may make its callbacks */
     bool check_races;
     bool timed; /* programs are timed on the chip that is described by: */
     struct vtpu_timing_params timing;
@@ -298,6 +300,7 @@ struct VtpuCore {
 
     /* [lock] */
     bool busy; /* the command thread is at work with the lock dropped */
+    bool lent; /* or a caller is in its place, while it sleeps; then it stays out */
     bool exiting, park, parked, asleep, resetting, enabled;
     bool clear; /* HBM, before the reset ends */
     bool restartable; /* a long instruction is in progress */
@@ -423,6 +426,11 @@ void *vtpu_timer_thread(void *core);
 bool vtpu_queue_enable(VtpuCore *core, unsigned q);
 void vtpu_queue_reset(VtpuCore *core, unsigned q);
 bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
+/*
+ * After a doorbell: executes the queue's short commands in the place of the command
+ * thread if that is idle, and wakes it for the rest. Lock held, dropped meanwhile.
+ */
+void vtpu_queue_serve_short(VtpuCore *core, unsigned q);
 void vtpu_queue_clear_all(VtpuCore *core);
 bool vtpu_queue_in_progress(const VtpuQueue *queue); /* at rest, but its command has begun */
 bool vtpu_queue_is_legal(const VtpuQueue *queue); /* at rest, whatever it was loaded from */

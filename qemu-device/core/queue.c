@@ -11,6 +11,8 @@
 /* A held WAIT is looked at again after this long, doubling up to the most. */
 #define POLL_FIRST_NS 50000
 #define POLL_MOST_NS 1000000
+/* Commands that a doorbell's caller executes at most: it may be a processor of the guest. */
+#define SHORT_MOST 16
 
 static uint32_t ring_entries(const VtpuQueue *queue)
 {
@@ -149,7 +151,6 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail)
     if (idle) {
         vtpu_sched_wake(core, q);
     }
-    vtpu_core_kick(core);
     return true;
 }
 
@@ -208,12 +209,12 @@ static bool complete(VtpuExec *x, uint64_t fence_addr, unsigned vector)
 }
 
 /* Fetches the queue's next entry and begins its command, or goes on with the one in progress. */
-static VtpuOutcome execute(VtpuExec *x, uint64_t entry_at, uint32_t head, bool resumed)
+static VtpuOutcome execute(VtpuExec *x, uint64_t entry_at, uint32_t head, bool resumed, bool fetched)
 {
     VtpuCore *core = x->core;
     VtpuOutcome outcome;
 
-    if (!resumed && !vtpu_bus_read(x, entry_at, x->entry, VTPU_RING_ENTRY)) {
+    if (!resumed && !fetched && !vtpu_bus_read(x, entry_at, x->entry, VTPU_RING_ENTRY)) {
         return VTPU_OUTCOME_FAILED;
     }
     if (!resumed) {
@@ -258,15 +259,23 @@ void vtpu_queue_link_event(VtpuCore *core)
     vtpu_core_kick(core);
 }
 
-/* One stretch of the command of queue q. Called and returns with the lock held. */
-static void serve(VtpuCore *core, unsigned q)
+static uint64_t entry_address(const VtpuQueue *queue)
+{
+    return queue->ring_base + (uint64_t)(queue->head & (ring_entries(queue) - 1)) * VTPU_RING_ENTRY;
+}
+
+/*
+ * One stretch of the command of queue q, whose entry may have been fetched. Called
+ * and returns with the lock held.
+ */
+static void serve(VtpuCore *core, unsigned q, bool fetched)
 {
     VtpuQueue *queue = &core->queue[q];
     VtpuExec *x = &core->exec[q];
     uint64_t fence_addr = queue->fence_addr;
     unsigned vector = queue->vector;
     uint32_t head = queue->head;
-    uint64_t at = queue->ring_base + (uint64_t)(head & (ring_entries(queue) - 1)) * VTPU_RING_ENTRY;
+    uint64_t at = entry_address(queue);
     bool held = queue->holding, preempted = queue->state == VTPU_QUEUE_STATE_PREEMPTED;
     VtpuOutcome outcome = VTPU_OUTCOME_FAILED;
 
@@ -285,7 +294,7 @@ static void serve(VtpuCore *core, unsigned q)
         vtpu_fault(x, VTPU_FAULT_BAD_RING, VTPU_ACCESS_NONE, 0);
     } else {
         pthread_mutex_unlock(&core->lock);
-        outcome = execute(x, at, head, held || preempted);
+        outcome = execute(x, at, head, held || preempted, fetched);
         if (outcome == VTPU_OUTCOME_DONE && !complete(x, fence_addr, vector)) {
             outcome = VTPU_OUTCOME_FAILED;
         }
@@ -354,6 +363,9 @@ static void idle(VtpuCore *core)
         struct timespec t = { (time_t)(next / 1000000000u), (long)(next % 1000000000u) };
         pthread_cond_timedwait(&core->wake, &core->lock, &t);
     }
+    while (core->lent) {
+        pthread_cond_wait(&core->wake, &core->lock);
+    }
     core->busy = true;
 }
 
@@ -371,8 +383,57 @@ static bool step(VtpuCore *core)
     if ((q = vtpu_sched_pick(core)) < 0) {
         return false;
     }
-    serve(core, (unsigned)q);
+    serve(core, (unsigned)q, false);
     return true;
+}
+
+/* Over after a few accesses to memory, and in need of no engine. */
+static bool is_short(uint8_t op)
+{
+    return op == VTPU_CMD_NOP || op == VTPU_CMD_SIGNAL || op == VTPU_CMD_TIMESTAMP;
+}
+
+/* Lock held: the command thread is asleep, and would serve queue q next if it were woken. */
+static bool may_lend(VtpuCore *core, unsigned q)
+{
+    const VtpuQueue *queue = &core->queue[q];
+
+    return !core->busy && !core->park && !core->asleep && !atomic_load(&core->attention) &&
+           !atomic_load(&core->inject_armed) && core->sched.next < 0 && !core->exiting &&
+           queue->state == VTPU_QUEUE_STATE_READY && !queue->holding && !queue->bad_doorbell &&
+           vtpu_sched_pick(core) == (int)q;
+}
+
+/* Lock held, dropped meanwhile. The copy that is looked at is the one that is executed. */
+static bool fetch_short(VtpuCore *core, unsigned q)
+{
+    VtpuExec *x = &core->exec[q];
+    uint64_t at = entry_address(&core->queue[q]);
+
+    pthread_mutex_unlock(&core->lock);
+    bool ok = core->ops.dma_read(core->opaque, at, x->entry, VTPU_RING_ENTRY) &&
+              is_short(x->entry[VTPU_RING_OP]);
+    pthread_mutex_lock(&core->lock);
+    return ok && !atomic_load(&core->attention);
+}
+
+void vtpu_queue_serve_short(VtpuCore *core, unsigned q)
+{
+    for (unsigned n = 0; n < SHORT_MOST && may_lend(core, q); n++) {
+        core->busy = core->lent = true;
+        bool fetched = fetch_short(core, q);
+        if (fetched) {
+            serve(core, q, true);
+        }
+        core->busy = core->lent = false;
+        if (!fetched) {
+            break;
+        }
+    }
+    /* The rest, and what was asked for meanwhile, is the command thread's. */
+    if (core->busy || core->exiting || atomic_load(&core->attention) || vtpu_sched_pick(core) >= 0) {
+        vtpu_core_kick(core);
+    }
 }
 
 bool vtpu_core_step(VtpuCore *core)

@@ -462,6 +462,11 @@ void vtpu_core_doorbell(VtpuCore *core, unsigned queue, uint32_t tail)
     if (queue < VTPU_NUM_QUEUES) {
         pthread_mutex_lock(&core->lock);
         ok = vtpu_queue_doorbell(core, queue, tail);
+        if (ok && core->serve_short) {
+            vtpu_queue_serve_short(core, queue);
+        } else {
+            vtpu_core_kick(core);
+        }
         pthread_mutex_unlock(&core->lock);
     }
     if (!ok) {

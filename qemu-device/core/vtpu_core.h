@@ -9,7 +9,8 @@
  * and returns without waiting for a running program except vtpu_core_free()
  * and vtpu_core_quiesce(). Callbacks run on the machine's command thread, never
  * with one of its locks held, and must not call back into functions that wait.
- * guest_error and trace may also run on the thread that made the call;
+ * guest_error and trace may also run on the thread that made the call, and with
+ * VtpuCoreConfig.serve_short all of them on that of vtpu_core_doorbell();
  * link_write and hbm_dirty also on that of a sender of the same fabric.
  */
 #ifndef VTPU_CORE_H
@@ -101,6 +102,12 @@ typedef struct VtpuCoreConfig {
     /* No threads: nothing happens but in vtpu_core_step(). The same calls then
      * lead to the same accesses in the same order, for fuzzers and debuggers. */
     bool stepped;
+    /*
+     * While the machine is idle, who rings a doorbell executes the commands there
+     * that take no time (NOP, SIGNAL, TIMESTAMP) and makes their callbacks, which
+     * saves waking a thread and its being waited for.
+     */
+    bool serve_short;
     VtpuChip *chip;    /* of several machines; NULL: one of its own, with `threads` */
     unsigned function; /* register FUNCTION */
     /* The timing model: a chip of spec/timing.toml, a file of lines `parameter =

@@ -5,7 +5,8 @@
  *
  * Threads: the machine's command thread makes the callbacks; it holds no lock
  * of its own then, and never takes the BQL (vtpu_call.c). vCPUs and the main loop
- * call the machine with the BQL held; the machine never waits in those calls.
+ * call the machine with the BQL held; the machine never waits in those calls, and
+ * makes callbacks in none of them but that of a doorbell.
  *
  * Errors: what a guest does wrong is logged as a guest error or becomes a
  * fault of its queue; nothing here aborts.
@@ -33,7 +34,7 @@
 #define VTPU_CAP_PCIE   0x60
 #define VTPU_EXT_AER    0x100
 
-/* Callbacks of the machine, on its command thread */
+/* Callbacks of the machine, on its command thread or from a doorbell */
 
 void vtpu_guest_error(void *opaque, const char *message)
 {
@@ -172,6 +173,7 @@ bool vtpu_function_realize(VtpuState *s, const VtpuState *pf, unsigned number,
         .isa_path = pf->isa_path,
         .schedule_seed = pf->schedule_seed,
         .stepped = pf->stepped,
+        .serve_short = true,
         .check_races = pf->check_races,
         .timing = pf->timing,
         .timing_file = pf->timing_file,

@@ -12,6 +12,10 @@
  * park makes it itself. So the BQL is never dropped while QEMU stops the VM, and
  * nothing else changes in between.
  *
+ * A processor that rings a doorbell may find itself in the command thread's place
+ * (VtpuCoreConfig.serve_short). It holds the BQL and makes the calls itself, as
+ * any device does that works within an access.
+ *
  * Nothing of before a bus reset reaches the guest after it: a reset starts with
  * the BQL and calls.lock held, a call is made with the former, RAM is written
  * with the latter, and both look for a reset first.
@@ -88,7 +92,8 @@ bool vtpu_call(VtpuState *s, VtpuCallFn *fn, void *arg)
     VtpuCalls *calls = &s->calls;
     bool done;
 
-    if (s->stepped) { /* this is the main loop */
+    /* A stepped machine's main loop, or a processor that rang a doorbell. */
+    if (bql_locked()) {
         fn(s, arg);
         return true;
     }

@@ -89,6 +89,7 @@ class _Config(c.Structure):
         ("isa_path", c.c_char_p),
         ("schedule_seed", c.c_uint64),
         ("stepped", c.c_bool),
+        ("serve_short", c.c_bool),
         ("chip", c.c_void_p),
         ("function", c.c_uint),
         ("timing", c.c_char_p),
@@ -164,6 +165,7 @@ class Machine:
         fabric: int | None = None,
         fabric_chip: int = 0,
         stepped: bool = False,
+        serve_short: bool = False,
     ) -> None:
         self.lib = lib
         # Pages appear as they are touched; those on both sides are nobody's.
@@ -213,6 +215,7 @@ class Machine:
             chip=chip.handle if chip else None,
             function=function,
             stepped=stepped,
+            serve_short=serve_short,
             fabric=fabric,
             fabric_chip=fabric_chip,
         )
