@@ -9,6 +9,7 @@
  *                        BAR, processes' page faults among them. A function
  *                        reset takes it for writing: meanwhile the BARs decode
  *                        nothing, and what is written to them is lost.
+ *   vtpu_userq.lock      whether page faults may show a user queue's pages
  *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_vm.lock         mappings and page tables of one address space
  *   vtpu_bo.lock         the list of a buffer's mappings
@@ -64,6 +65,7 @@ struct vtpu_device {
 	void __iomem *doorbells;
 	void __iomem *hbm;		/* all of HBM, write-combining */
 	resource_size_t hbm_base;	/* its physical address, for mmap */
+	resource_size_t doorbell_base;	/* likewise */
 	u64 hbm_size;
 	u32 hw_version;
 	u32 isa_version;

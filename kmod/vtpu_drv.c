@@ -16,6 +16,7 @@
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_userq.h"
 #include "vtpu_vm.h"
 
 /* ---- DEV_QUERY ---- */
@@ -123,9 +124,23 @@ static const struct drm_ioctl_desc vtpu_ioctls[] = {
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_DESTROY, vtpu_queue_destroy_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_STATE, vtpu_queue_state_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_SUBMIT, vtpu_submit_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_MAP, vtpu_queue_map_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_WAIT, vtpu_queue_wait_ioctl, 0),
 };
 
-DEFINE_DRM_ACCEL_FOPS(vtpu_fops);
+/* DRM_ACCEL_FOPS, but for mmap: user queues have offsets, too. */
+static const struct file_operations vtpu_fops = {
+	.owner = THIS_MODULE,
+	.open = accel_open,
+	.release = drm_release,
+	.unlocked_ioctl = drm_ioctl,
+	.compat_ioctl = drm_compat_ioctl,
+	.poll = drm_poll,
+	.read = drm_read,
+	.llseek = noop_llseek,
+	.mmap = vtpu_mmap,
+	.fop_flags = FOP_UNSIGNED_OFFSET,
+};
 
 static const struct drm_driver vtpu_drm_driver = {
 	.driver_features = DRIVER_COMPUTE_ACCEL | DRIVER_GEM | DRIVER_SYNCOBJ |
@@ -172,6 +187,7 @@ static int vtpu_map(struct vtpu_device *vdev, struct pci_dev *pdev)
 			   "doorbells");
 	if (ret)
 		return ret;
+	vdev->doorbell_base = pci_resource_start(pdev, VTPU_BAR_DOORBELL);
 	vdev->doorbells = pcim_iomap(pdev, VTPU_BAR_DOORBELL, 0);
 	if (!vdev->doorbells)
 		return -ENOMEM;
@@ -298,6 +314,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 	mutex_unlock(&vdev->reset_lock);
 	pci_clear_master(pdev);
 	drm_dev_unplug(&vdev->drm);
+	vtpu_userq_drop_all_pages(vdev);
 }
 
 static void vtpu_shutdown(struct pci_dev *pdev)

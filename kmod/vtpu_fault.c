@@ -9,6 +9,7 @@
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
+#include "vtpu_userq.h"
 
 /*
  * The record stays in the device until the queue is reset, so it is copied
@@ -24,7 +25,8 @@ static void vtpu_queue_record_fault(struct vtpu_hwq *hwq, struct vtpu_queue *que
 	queue->fault_access = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ACCESS));
 	queue->fault_addr = vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ADDR));
 	queue->fault_pc = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_PC));
-	queue->fault_cookie = le32_to_cpu(hwq->ring[entry % VTPU_RING_ENTRIES].cookie);
+	queue->fault_cookie = queue->userq ? vtpu_userq_cookie_locked(queue, entry) :
+			      le32_to_cpu(hwq->ring[entry % VTPU_RING_ENTRIES].cookie);
 	trace_vtpu_fault(hwq->index, queue->fault_cause, queue->fault_access,
 			 queue->fault_addr, queue->fault_pc, queue->fault_cookie);
 }
@@ -44,7 +46,10 @@ static void vtpu_hwq_fault(struct vtpu_hwq *hwq)
 		hwq->enabled = false;
 		if (hwq->queue->status == DRM_VTPU_QUEUE_OK)
 			vtpu_queue_record_fault(hwq, hwq->queue);
-		vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_FAULTED, -EFAULT, -ECANCELED);
+		if (hwq->queue->fault_cause == VTPU_FAULT_WATCHDOG)
+			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
+		else
+			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_FAULTED, -EFAULT, -ECANCELED);
 	}
 	spin_unlock_irqrestore(&hwq->lock, flags);
 }

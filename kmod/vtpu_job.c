@@ -231,6 +231,11 @@ int vtpu_submit_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
 	mutex_unlock(&vfile->lock);
 	if (!queue)
 		return -ENOENT;
+	if (queue->userq) {
+		vtpu_queue_put(queue);
+		ret = -EINVAL;
+		goto put_vm;
+	}
 
 	job = vtpu_job_alloc(vdev, queue, args->num_cmds);
 	if (IS_ERR(job)) {

@@ -8,6 +8,7 @@
 
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_userq.h"
 #include "vtpu_vm.h"
 
 #define STOP_POLL_US		10
@@ -76,10 +77,15 @@ static int vtpu_hwq_start(struct vtpu_hwq *hwq)
 	struct vtpu_device *vdev = hwq->vdev;
 	struct vtpu_queue *queue = hwq->queue;
 	unsigned long flags;
+	struct vtpu_userq *userq = queue->userq;
 	u32 state;
 
-	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_RING_BASE), hwq->ring_dma);
-	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FENCE_ADDR), hwq->fence_dma);
+	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_RING_BASE),
+		     userq ? userq->pages.ring_dma : hwq->ring_dma);
+	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FENCE_ADDR),
+		     userq ? userq->pages.fence_dma : hwq->fence_dma);
+	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_WATCHDOG_US),
+		   userq ? vtpu_userq_watchdog_us(queue) : 0);
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_RING_LOG2), VTPU_RING_LOG2);
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CONTEXT), queue->vm->context);
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_VECTOR), hwq->vector);
@@ -118,7 +124,7 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 	if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
 		hwq->queue->status = status;
 	/* Of an idle queue, and so in the ordinary course, it is not counted. */
-	if (!list_empty(&hwq->inflight))
+	if (!list_empty(&hwq->inflight) || status == DRM_VTPU_QUEUE_HUNG)
 		atomic64_inc(&vdev->queue_resets);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 
@@ -131,7 +137,7 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 /*
  * Ends every job in flight with an error, because the device forgot or is
  * about to forget it. Queues with nothing in flight stay usable if they are
- * started again.
+ * started again, but for user queues: their processes count on from where they were.
  */
 void vtpu_device_lose(struct vtpu_device *vdev, int error)
 {
@@ -141,7 +147,7 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 
 		spin_lock_irqsave(&hwq->lock, flags);
 		hwq->enabled = false;
-		if (!list_empty(&hwq->inflight))
+		if (!list_empty(&hwq->inflight) || vtpu_hwq_is_user(hwq))
 			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_LOST, error, error);
 		spin_unlock_irqrestore(&hwq->lock, flags);
 	}
@@ -190,6 +196,28 @@ void vtpu_hwq_hang(struct vtpu_hwq *hwq)
 	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
 }
 
+/* Takes the queue off if a command executes for longer than this; false: it has ended. */
+bool vtpu_hwq_watch(struct vtpu_hwq *hwq, u64 limit_ns)
+{
+	struct vtpu_device *vdev = hwq->vdev;
+	bool ok = false;
+	int idx;
+
+	mutex_lock(&vdev->reset_lock);
+	if (drm_dev_enter(&vdev->drm, &idx)) {
+		ok = hwq->queue->status == DRM_VTPU_QUEUE_OK;
+		if (ok && vtpu_hwq_in_progress(hwq) &&
+		    vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_COMMAND_NS)) > limit_ns) {
+			drm_warn(&vdev->drm, "queue %u: a command does not end\n", hwq->index);
+			vtpu_hwq_hang(hwq);
+			ok = false;
+		}
+		drm_dev_exit(idx);
+	}
+	mutex_unlock(&vdev->reset_lock);
+	return ok;
+}
+
 /* Ends the program that runs now, if one does; reset_lock is held. */
 void vtpu_device_stop_running(struct vtpu_device *vdev)
 {
@@ -208,7 +236,11 @@ void vtpu_device_stop_running(struct vtpu_device *vdev)
 
 static void vtpu_queue_release(struct kref *ref)
 {
-	kfree(container_of(ref, struct vtpu_queue, ref));
+	struct vtpu_queue *queue = container_of(ref, struct vtpu_queue, ref);
+
+	if (queue->userq)
+		vtpu_userq_release(queue);
+	kfree(queue);
 }
 
 void vtpu_queue_put(struct vtpu_queue *queue)
@@ -285,6 +317,8 @@ static void vtpu_queue_return_hwq(struct vtpu_queue *queue)
 		drm_dev_exit(idx);
 	}
 	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
+	if (queue->userq)
+		vtpu_userq_drop_pages(queue);
 	vtpu_hwq_set_owner(hwq, NULL);
 	mutex_unlock(&vdev->reset_lock);
 }
@@ -311,15 +345,18 @@ void vtpu_queue_kill(struct vtpu_queue *queue)
 	spin_unlock_irqrestore(&hwq->lock, flags);
 
 	drm_sched_entity_fini(&queue->entity);
+	if (queue->userq)
+		vtpu_userq_revoke(queue);
 	vtpu_queue_return_hwq(queue);
 	queue->vm = NULL;
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
 }
 
-static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtpu_vm *vm,
+static struct vtpu_queue *vtpu_queue_create(struct vtpu_file *vfile, struct vtpu_vm *vm,
 					    const struct drm_vtpu_queue_create *args)
 {
+	struct vtpu_device *vdev = vm->vdev;
 	struct drm_gpu_scheduler *sched;
 	struct vtpu_queue *queue;
 	int ret;
@@ -334,17 +371,27 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 	queue->timeout_ms = args->timeout_ms;
 	queue->fault_pc = U32_MAX;
 
+	if (args->flags & DRM_VTPU_QUEUE_USER) {
+		ret = vtpu_userq_init(vdev, queue, vfile);
+		if (ret)
+			goto err_free;
+	}
 	ret = vtpu_queue_take_hwq(vdev, queue);
 	if (ret)
-		goto err_free;
+		goto err_pages;
 	sched = &queue->hwq->sched;
 	ret = drm_sched_entity_init(&queue->entity, DRM_SCHED_PRIORITY_NORMAL, &sched, 1, NULL);
 	if (ret)
 		goto err_hwq;
+	if (queue->userq)
+		vtpu_userq_start(queue);
 	return queue;
 
 err_hwq:
 	vtpu_queue_return_hwq(queue);
+err_pages:
+	if (queue->userq)
+		vtpu_userq_fini(vdev, queue);
 err_free:
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
@@ -357,14 +404,18 @@ int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file 
 	struct drm_vtpu_queue_create *args = data;
 	struct vtpu_queue *queue;
 	struct vtpu_vm *vm;
-	int ret;
+	int ret, idx;
 
-	if (args->flags || args->pad || args->priority > DRM_VTPU_PRIORITY_HIGH ||
+	if (args->flags & ~DRM_VTPU_QUEUE_USER || args->pad ||
+	    args->priority > DRM_VTPU_PRIORITY_HIGH ||
 	    args->timeout_ms > TIMEOUT_MAX_MS)
 		return -EINVAL;
 	if (args->priority == DRM_VTPU_PRIORITY_HIGH && !capable(CAP_SYS_NICE))
 		return -EPERM;
 
+	/* A user queue's pages are not to be made while the device goes. */
+	if (!drm_dev_enter(drm, &idx))
+		return -ENODEV;
 	mutex_lock(&vfile->lock);
 	vm = xa_load(&vfile->vms, args->vm_id);
 	if (!vm) {
@@ -378,7 +429,7 @@ int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file 
 		ret = ret == -EBUSY ? -ENOSPC : ret;
 		goto unlock;
 	}
-	queue = vtpu_queue_create(to_vtpu(drm), vm, args);
+	queue = vtpu_queue_create(vfile, vm, args);
 	if (IS_ERR(queue)) {
 		xa_erase(&vfile->queues, args->queue_id);
 		ret = PTR_ERR(queue);
@@ -388,6 +439,7 @@ int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file 
 	vm->num_queues++;
 unlock:
 	mutex_unlock(&vfile->lock);
+	drm_dev_exit(idx);
 	return ret;
 }
 
@@ -422,6 +474,8 @@ int vtpu_queue_state_ioctl(struct drm_device *drm, void *data, struct drm_file *
 		return -ENOENT;
 
 	spin_lock_irq(&queue->hwq->lock);
+	if (queue->userq)
+		vtpu_userq_progress_locked(queue);
 	args->status = queue->status;
 	args->fault_cause = queue->fault_cause;
 	args->fault_access = queue->fault_access;

@@ -10,6 +10,7 @@
 #include "vtpu_device.h"
 
 struct vtpu_fence;
+struct vtpu_userq;
 struct vtpu_vm;
 
 /* A ring entry as the device reads it. */
@@ -62,6 +63,7 @@ struct vtpu_queue {
 	struct vtpu_hwq *hwq;
 	struct vtpu_vm *vm;		/* held until vtpu_queue_kill() */
 	struct drm_sched_entity entity;
+	struct vtpu_userq *userq;	/* NULL unless its process fills the ring */
 	u32 priority;
 	u32 timeout_ms;
 	bool dead;			/* takes no jobs; dma_resv of the VM */
@@ -76,6 +78,12 @@ struct vtpu_queue {
 	u64 completed;
 };
 
+/* Is the hardware lent to a queue whose process fills the ring? hwq->lock or reset_lock. */
+static inline bool vtpu_hwq_is_user(const struct vtpu_hwq *hwq)
+{
+	return hwq->queue && hwq->queue->userq;
+}
+
 static inline unsigned int vtpu_hwq_reg(const struct vtpu_hwq *hwq, unsigned int reg)
 {
 	return reg + hwq->index * VTPU_QUEUE_STRIDE;
@@ -87,6 +95,7 @@ void vtpu_hwq_get(struct vtpu_hwq *hwq);
 void vtpu_hwq_put(struct vtpu_hwq *hwq);
 int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
 void vtpu_hwq_hang(struct vtpu_hwq *hwq);
+bool vtpu_hwq_watch(struct vtpu_hwq *hwq, u64 limit_ns);
 void vtpu_device_stop_running(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
@@ -102,5 +111,6 @@ int vtpu_queue_state_ioctl(struct drm_device *drm, void *data, struct drm_file *
 /* vtpu_sched.c */
 int vtpu_sched_init(struct vtpu_hwq *hwq);
 void vtpu_sched_set_timeout(struct vtpu_hwq *hwq, u32 timeout_ms);
+bool vtpu_hwq_in_progress(struct vtpu_hwq *hwq);
 
 #endif

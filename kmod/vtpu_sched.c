@@ -13,6 +13,7 @@
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
+#include "vtpu_userq.h"
 
 static unsigned int timeout_ms = 10000;
 module_param(timeout_ms, uint, 0644);
@@ -72,6 +73,8 @@ static void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
 	struct vtpu_fence *fence, *next;
 	u64 done;
 
+	if (vtpu_hwq_is_user(hwq))
+		vtpu_userq_progress_locked(hwq->queue);
 	/* With nothing in flight the word may be gone, with the device. */
 	if (list_empty(&hwq->inflight))
 		return;
@@ -182,6 +185,8 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 
 	/* writel() orders the ring before it. */
 	writel(hwq->tail, vdev->doorbells + hwq->index * VTPU_PAGE_BYTES);
+	/* A short job may be over already: here that costs less than its interrupt. */
+	vtpu_hwq_complete_locked(hwq);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	drm_dev_exit(idx);
 	return &fence->base;
@@ -208,7 +213,7 @@ static bool vtpu_job_inflight(struct vtpu_hwq *hwq, struct drm_sched_job *sched_
 	return inflight;
 }
 
-static bool vtpu_hwq_in_progress(struct vtpu_hwq *hwq)
+bool vtpu_hwq_in_progress(struct vtpu_hwq *hwq)
 {
 	u32 state = vtpu_read(hwq->vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
 

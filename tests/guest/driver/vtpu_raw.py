@@ -22,6 +22,9 @@ OK, FAULTED, HUNG, LOST = range(4)
 NOP, RUN, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 8)
 SYNC_SIGNAL, SYNC_TIMELINE = 1, 2
 MAP, UNMAP = 0, 1
+QUEUE_USER = 1
+RING_FENCE, RING_IRQ = 1, 2
+RING_ENTRY = 64
 FAULT_UNMAPPED, FAULT_PROTECTION, FAULT_TRAP = 3, 4, 8
 
 # One instruction each: the opcode, everything else zero.
@@ -64,6 +67,13 @@ IOCTLS = {
         "queue_id status fault_cause fault_access fault_addr fault_pc fault_cookie completed",
     ),
     "submit": (_W, 0x4A, "IIQQII", "queue_id flags cmds syncs num_cmds num_syncs"),
+    "queue_map": (
+        _RW,
+        0x4D,
+        "IIQQQQ",
+        "queue_id pad ring_offset ring_bytes fence_offset doorbell_offset",
+    ),
+    "queue_wait": (_W, 0x4E, "IIQq", "queue_id pad value timeout_ns"),
     # DRM's own
     "gem_close": (_W, 0x09, "II", "handle pad"),
     "syncobj_create": (_RW, 0xBF, "II", "handle flags"),
@@ -242,9 +252,9 @@ class Device:
     def unbind(self, vm: int, va: int, size: int) -> None:
         self.call("vm_bind", vm_id=vm, op=UNMAP, va=va, size=size)
 
-    def queue(self, vm: int, timeout_ms: int = 0, priority: int = 1) -> int:
+    def queue(self, vm: int, timeout_ms: int = 0, priority: int = 1, flags: int = 0) -> int:
         return self.call(
-            "queue_create", vm_id=vm, priority=priority, timeout_ms=timeout_ms
+            "queue_create", vm_id=vm, priority=priority, timeout_ms=timeout_ms, flags=flags
         ).queue_id
 
     def state(self, queue: int) -> Result:
@@ -314,3 +324,63 @@ class Device:
             return self.fence_error(sync)
         finally:
             self.call("syncobj_destroy", handle=sync)
+
+
+class UserQueue:
+    """A queue whose ring this process fills and whose doorbell it rings."""
+
+    def __init__(self, device: Device, vm: int, timeout_ms: int = 0, priority: int = 1) -> None:
+        self.device = device
+        self.id = device.queue(vm, timeout_ms, priority, QUEUE_USER)
+        self.where = device.call("queue_map", queue_id=self.id)
+        self.num_entries = self.where.ring_bytes // RING_ENTRY
+        self.ring = mmap.mmap(device.fd, self.where.ring_bytes, offset=self.where.ring_offset)
+        self.fence = mmap.mmap(
+            device.fd, PAGE, prot=mmap.PROT_READ, offset=self.where.fence_offset
+        )
+        self.doorbell = mmap.mmap(device.fd, PAGE, offset=self.where.doorbell_offset)
+        # Single accesses of eight and four bytes, which struct's are not.
+        self._word = memoryview(self.fence).cast("Q")
+        self._bell = memoryview(self.doorbell).cast("I")
+        self.tail = 0
+
+    def unmap(self) -> None:
+        self._word.release()
+        self._bell.release()
+        for view in (self.ring, self.fence, self.doorbell):
+            view.close()
+
+    def destroy(self) -> None:
+        self.device.call("queue_destroy", queue_id=self.id)
+
+    @property
+    def word(self) -> int:
+        return self._word[0]
+
+    @property
+    def state(self) -> Result:
+        return self.device.state(self.id)
+
+    def put(self, command: tuple, flags: int = RING_FENCE | RING_IRQ, fence: int = 0) -> int:
+        """Writes an entry; its fence value is its number unless another is given."""
+        op, cookie, *payload = command
+        at = self.tail % self.num_entries * RING_ENTRY
+        self.tail += 1
+        fence = fence or self.tail
+        struct.pack_into("<BBHIQQ5Q", self.ring, at, op, flags, 0, cookie, fence, 0, *payload)
+        return fence
+
+    def ring_doorbell(self, tail: int | None = None) -> None:
+        self._bell[0] = (self.tail if tail is None else tail) & 0xFFFFFFFF
+
+    def wait(self, value: int, seconds: float = 20) -> None:
+        self.device.call(
+            "queue_wait", queue_id=self.id, value=value, timeout_ns=absolute(seconds)
+        )
+
+    def finish(self, *commands: tuple) -> None:
+        """All of them, done."""
+        for command in commands:
+            fence = self.put(command)
+        self.ring_doorbell()
+        self.wait(fence)

@@ -27,6 +27,8 @@ extern "C" {
 #define DRM_VTPU_QUEUE_DESTROY	0x08
 #define DRM_VTPU_QUEUE_STATE	0x09
 #define DRM_VTPU_SUBMIT		0x0a
+#define DRM_VTPU_QUEUE_MAP	0x0d
+#define DRM_VTPU_QUEUE_WAIT	0x0e
 
 /* ---- DEV_QUERY ---- */
 
@@ -127,10 +129,12 @@ enum drm_vtpu_priority {
 	DRM_VTPU_PRIORITY_HIGH = 2,	/* needs CAP_SYS_NICE */
 };
 
+#define DRM_VTPU_QUEUE_USER	(1 << 0)	/* the process fills its ring: see QUEUE_MAP */
+
 struct drm_vtpu_queue_create {
 	__u32 vm_id;		/* in: may not be destroyed before the queue is */
 	__u32 priority;		/* in: enum drm_vtpu_priority */
-	__u32 flags;		/* in: zero */
+	__u32 flags;		/* in: DRM_VTPU_QUEUE_* */
 	__u32 timeout_ms;	/* in: a job's limit, at most 600000; 0: the driver's default */
 	__u32 queue_id;		/* out */
 	__u32 pad;
@@ -163,7 +167,65 @@ struct drm_vtpu_queue_state {
 	__u64 fault_addr;	/* out */
 	__u32 fault_pc;		/* out: byte offset in the program, ~0 when none */
 	__u32 fault_cookie;	/* out: cookie of the guilty command */
-	__u64 completed;	/* out: jobs completed */
+	__u64 completed;	/* out: jobs completed; the fence word of a user queue */
+};
+
+/*
+ * A user queue (DRM_VTPU_QUEUE_USER; EOPNOTSUPP where system memory is reached
+ * only through bounce buffers) takes no SUBMIT. Instead the process maps three
+ * pieces of it at the offsets that QUEUE_MAP tells, each whole and shared:
+ *
+ *   ring		ring_bytes, read and write: struct drm_vtpu_ring_entry[]
+ *   fence page		a page, read only: the fence word is its first eight bytes
+ *   doorbell page	a page, write: its first four bytes are the doorbell
+ *
+ * To submit, write entry n to ring[n % entries], then with release order the
+ * number of all entries written so far, modulo 2^32, to the doorbell. When an
+ * entry with DRM_VTPU_RING_FENCE has ended its fence value is in the fence word,
+ * and all that it wrote is in memory; so have those before it. An entry's place
+ * is free again once it has ended. QUEUE_WAIT sleeps until then.
+ *
+ * The limit timeout_ms is that of one entry's execution, waiting for others not
+ * counted; a WAIT entry has none. What an entry does wrong ends its queue, as
+ * with jobs: the fence word then stays as it is, so who polls it has to look at
+ * QUEUE_STATE or QUEUE_WAIT, too. A reset of the device ends every user queue
+ * (DRM_VTPU_QUEUE_LOST). After the queue is destroyed or the device gone, its
+ * mappings read zero and forget what is written.
+ *
+ * The driver knows nothing of single entries: BO_WAIT does not wait for them,
+ * and a buffer that is unmapped too early is a fault of this queue alone.
+ */
+#define DRM_VTPU_RING_FENCE	(1 << 0)	/* writes fence when it has ended */
+#define DRM_VTPU_RING_IRQ	(1 << 1)	/* and wakes QUEUE_WAIT */
+
+struct drm_vtpu_ring_entry {	/* the hardware's, little endian */
+	__u8 op;		/* enum drm_vtpu_op */
+	__u8 flags;		/* DRM_VTPU_RING_* */
+	__u16 pad0;
+	__u32 cookie;		/* the caller's, shown in traces and faults */
+	__u64 fence;		/* for the fence word; let them ascend */
+	__u64 pad1;
+	__u64 payload[5];	/* as in struct drm_vtpu_cmd */
+};
+
+struct drm_vtpu_queue_map {
+	__u32 queue_id;		/* in: of a user queue */
+	__u32 pad;
+	__u64 ring_offset;	/* out: for mmap() of the device file */
+	__u64 ring_bytes;	/* out: a power of two */
+	__u64 fence_offset;	/* out */
+	__u64 doorbell_offset;	/* out */
+};
+
+/*
+ * Sleeps until the fence word is at least value. An entry with FENCE but not IRQ
+ * may be noticed up to a second late. EIO when the queue ended before that.
+ */
+struct drm_vtpu_queue_wait {
+	__u32 queue_id;		/* in: of a user queue */
+	__u32 pad;
+	__u64 value;		/* in */
+	__s64 timeout_ns;	/* in: absolute CLOCK_MONOTONIC; ETIMEDOUT when it passes */
 };
 
 /* ---- Submission ---- */
@@ -236,6 +298,10 @@ struct drm_vtpu_submit {
 	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_STATE, struct drm_vtpu_queue_state)
 #define DRM_IOCTL_VTPU_SUBMIT \
 	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_SUBMIT, struct drm_vtpu_submit)
+#define DRM_IOCTL_VTPU_QUEUE_MAP \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_MAP, struct drm_vtpu_queue_map)
+#define DRM_IOCTL_VTPU_QUEUE_WAIT \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_WAIT, struct drm_vtpu_queue_wait)
 
 #if defined(__cplusplus)
 }
