@@ -5,16 +5,16 @@
 #include <linux/pci.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_coredump.h"
 #include "vtpu_device.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
-#include "vtpu_userq.h"
 
 /*
  * The record stays in the device until the queue is reset, so it is copied
  * once, for QUEUE_STATE. The faulting entry is still in the ring: its room is
- * reused only after its job has ended.
+ * reused only after its job has ended. In a user queue's it may be anything.
  */
 static void vtpu_queue_record_fault(struct vtpu_hwq *hwq, struct vtpu_queue *queue)
 {
@@ -25,8 +25,7 @@ static void vtpu_queue_record_fault(struct vtpu_hwq *hwq, struct vtpu_queue *que
 	queue->fault_access = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ACCESS));
 	queue->fault_addr = vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_ADDR));
 	queue->fault_pc = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_PC));
-	queue->fault_cookie = queue->userq ? vtpu_userq_cookie_locked(queue, entry) :
-			      le32_to_cpu(hwq->ring[entry % VTPU_RING_ENTRIES].cookie);
+	queue->fault_cookie = le32_to_cpu(vtpu_hwq_ring(hwq)[entry % VTPU_RING_ENTRIES].cookie);
 	trace_vtpu_fault(hwq->index, queue->fault_cause, queue->fault_access,
 			 queue->fault_addr, queue->fault_pc, queue->fault_cookie);
 }
@@ -46,6 +45,7 @@ static void vtpu_hwq_fault(struct vtpu_hwq *hwq)
 		hwq->enabled = false;
 		if (hwq->queue->status == DRM_VTPU_QUEUE_OK)
 			vtpu_queue_record_fault(hwq, hwq->queue);
+		vtpu_coredump(hwq->vdev, hwq->queue);
 		if (hwq->queue->fault_cause == VTPU_FAULT_WATCHDOG)
 			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
 		else

@@ -111,16 +111,16 @@ put:
 	return ret;
 }
 
-/* For a report: the process may have written something else since. */
-u32 vtpu_userq_cookie_locked(const struct vtpu_queue *queue, u32 entry)
+/* For reports, while the queue is started. */
+const struct vtpu_ring_entry *vtpu_hwq_ring(const struct vtpu_hwq *hwq)
 {
-	const struct vtpu_ring_entry *ring;
+	return vtpu_hwq_is_user(hwq) ? page_address(hwq->queue->userq->pages.ring) : hwq->ring;
+}
 
-	lockdep_assert_held(&queue->hwq->lock);
-	if (!queue->userq->pages.ring)
-		return 0;
-	ring = page_address(queue->userq->pages.ring);
-	return le32_to_cpu(READ_ONCE(ring[entry % VTPU_RING_ENTRIES].cookie));
+const __le64 *vtpu_hwq_fence_word(const struct vtpu_hwq *hwq)
+{
+	return vtpu_hwq_is_user(hwq) ? page_address(hwq->queue->userq->pages.fence) :
+				       hwq->fence_word;
 }
 
 /* ---- Commands that do not end ---- */

@@ -51,7 +51,6 @@ void vtpu_userq_revoke(struct vtpu_queue *queue);
 void vtpu_userq_drop_pages(struct vtpu_queue *queue);
 void vtpu_userq_drop_all_pages(struct vtpu_device *vdev);
 void vtpu_userq_progress_locked(struct vtpu_queue *queue);
-u32 vtpu_userq_cookie_locked(const struct vtpu_queue *queue, u32 entry);
 u32 vtpu_userq_watchdog_us(const struct vtpu_queue *queue);
 
 int vtpu_mmap(struct file *filp, struct vm_area_struct *vma);
