@@ -14,8 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from vtpu_guest import accel, checks
 from vtpu_guest.build import build
@@ -23,7 +24,7 @@ from vtpu_guest.guest import Guest
 from vtpu_guest.machine import GUEST_HTTP_PORT, Machine
 from vtpu_guest.model import fetch
 
-from . import host, llama_build, workload
+from . import host, latency, llama_build, workload
 from .counters import BusyShare, Counters
 
 ROUNDS = int(os.environ.get("BENCH_ROUNDS", "5"))
@@ -60,17 +61,16 @@ def wait_ready(guest: Guest, port: int) -> None:
         time.sleep(0.02)
 
 
-def submit_roundtrip(guest: Guest) -> dict[str, float]:
-    """Microseconds from the submission of a NOP to its woken waiter, in the guest."""
-    script = Path(__file__).with_name("guest_roundtrip.py").read_text()
-    done = guest.run(["python3", "-c", script], timeout=120).check()
-    result: dict[str, float] = json.loads(done.stdout)
-    return result
-
-
 def main() -> None:
+    with latency.disk() as arguments:
+        print(json.dumps(run(arguments), indent=2))
+
+
+def run(arguments: Sequence[str]) -> dict[str, Any]:
+    """Everything, in a guest with these arguments more."""
     python = llama_build.build()
     images = build()
+    program = latency.build(images.qemu.root)
     model = fetch()
     port = checks.free_port()
     machine = Machine(
@@ -79,6 +79,7 @@ def main() -> None:
         forward={port: GUEST_HTTP_PORT},
         start=["python3", "-m", "vtpu.server", "--model", f"/opt/model/{model.name}",
                "--host", "0.0.0.0", "--port", str(GUEST_HTTP_PORT)],
+        extra_arguments=arguments,
     )  # fmt: skip
     ours: dict[str, list[float]] = {key: [] for key in OURS}
     theirs: dict[str, list[float]] = {key: [] for key in OURS}
@@ -104,7 +105,7 @@ def main() -> None:
                 busy[key].append(share.value)
             now = ", ".join(f"{k} {ours[k][-1]:.2f} to {theirs[k][-1]:.2f}" for k in ours)
             say(f"round {number + 1} of {ROUNDS}: {now}")
-        roundtrip = submit_roundtrip(guest)
+        roundtrips = latency.measure(guest, program)
         guest.shutdown()
     finally:
         guest.kill()
@@ -113,22 +114,23 @@ def main() -> None:
         pairs = zip(ours[key], theirs[key], strict=True)
         return round(statistics.median(a / b for a, b in pairs), 3)
 
-    result = {
+    return {
         "decode_b1_ratio": ratio("decode_b1"),
         "decode_b8_ratio": ratio("decode_b8"),
         "ttft_512_ratio": ratio("ttft_512"),
         "boot_to_first_token_s": round(boot, 2),
-        "submit_roundtrip_us": round(roundtrip["median_us"], 1),
+        "submit_roundtrip_us": round(statistics.median(roundtrips["submit"]), 1),
+        "submit_ratio_nvme": latency.ratio(roundtrips, "submit"),
+        "user_queue_ratio_nvme": latency.ratio(roundtrips, "user_queue"),
         "device_busy_share": {key: round(statistics.median(busy[key]), 3) for key in OURS},
         "host": {**host.describe(), "accelerator": accel.choose().name},
         "raw": {
             "vtpu": ours,
             "llama_cpp": theirs,
-            "submit_roundtrip": roundtrip,
+            "roundtrips_us": roundtrips,
             "units": {"decode_b1": "tokens/s", "decode_b8": "tokens/s", "ttft_512": "s"},
         },
     }
-    print(json.dumps(result, indent=2))
 
 
 if __name__ == "__main__":

@@ -222,11 +222,22 @@ enum tpurt_priority {
     TPURT_PRIORITY_HIGH = 2   /* may need a privilege */
 };
 
+enum tpurt_queue_flag {
+    /*
+     * Jobs go to the device without the kernel, which takes a tenth of the time.
+     * The limit is a command's instead of a job's; a submission sleeps while the
+     * ring is full, or a fence of another queue that it waits for is to come; a
+     * reset of the device ends the queue even when it is idle. Without a kernel
+     * (the in-process machine) it makes no difference.
+     */
+    TPURT_QUEUE_USER = 1
+};
+
 typedef struct tpurt_queue_desc {
     uint32_t struct_size;
     uint32_t priority;        /* enum tpurt_priority */
     uint32_t timeout_ms;      /* a job's time limit; 0: the default, 10 s */
-    uint32_t reserved;
+    uint32_t flags;           /* enum tpurt_queue_flag */
 } tpurt_queue_desc;
 
 typedef struct tpurt_queue_state {

@@ -45,8 +45,9 @@ struct rt_backend_ops {
     int (*bind)(struct rt_backend *be, struct rt_memory *memory, uint64_t va, uint32_t rights);
     void (*unbind)(struct rt_backend *be, struct rt_memory *memory, uint64_t va);
 
-    int (*channel_create)(struct rt_backend *be, uint32_t priority, uint32_t timeout_ms,
-                          uint64_t base, struct rt_channel **channel);
+    /* desc is complete: no defaults are left in it. */
+    int (*channel_create)(struct rt_backend *be, const tpurt_queue_desc *desc, uint64_t base,
+                          struct rt_channel **channel);
     void (*channel_destroy)(struct rt_backend *be, struct rt_channel *channel);
     /* TPURT_ERROR_LOST and the like; TPURT_ERROR_CANCELLED: the channel has failed. */
     int (*submit)(struct rt_backend *be, struct rt_channel *channel,

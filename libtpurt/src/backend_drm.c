@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: MIT */
 /*
  * The kernel driver. One open file, one address space; a channel is a driver
- * queue with a timeline syncobj, whose points are the queue's points.
+ * queue with a timeline syncobj, whose points are the queue's points, or a user
+ * queue (drm_userq.h).
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -15,6 +16,7 @@
 #include <unistd.h>
 
 #include "backend.h"
+#include "drm_userq.h"
 #include "error.h"
 
 #define DRIVER_NAME "vtpu"
@@ -36,6 +38,7 @@ struct rt_memory {
 struct rt_channel {
     uint32_t queue, syncobj;
     uint64_t base;
+    struct rt_userq *userq; /* or NULL, and then there is a syncobj */
 };
 
 static struct drm_backend *drm(struct rt_backend *be)
@@ -180,69 +183,67 @@ static void syncobj_destroy(struct rt_backend *be, uint32_t handle)
     call(be, DRM_IOCTL_SYNCOBJ_DESTROY, &destroy);
 }
 
-static int channel_create(struct rt_backend *be, uint32_t priority, uint32_t timeout_ms,
-                          uint64_t base, struct rt_channel **channel)
+static void queue_destroy(struct rt_backend *be, uint32_t queue)
+{
+    struct drm_vtpu_queue_destroy destroy = { .queue_id = queue };
+
+    call(be, DRM_IOCTL_VTPU_QUEUE_DESTROY, &destroy);
+}
+
+/* 0 or an errno. What a failure leaves goes with the queue and the syncobj. */
+static int channel_open(struct rt_backend *be, struct rt_channel *ch,
+                        struct drm_vtpu_queue_create *create)
 {
     struct drm_syncobj_create sync = { 0 };
+    int error = call(be, DRM_IOCTL_VTPU_QUEUE_CREATE, create);
+
+    if (error)
+        return error;
+    ch->queue = create->queue_id;
+    if (create->flags & DRM_VTPU_QUEUE_USER)
+        error = rt_userq_open(drm(be)->fd, ch->queue, ch->base, &ch->userq);
+    else
+        error = call(be, DRM_IOCTL_SYNCOBJ_CREATE, &sync);
+    ch->syncobj = sync.handle;
+    if (error)
+        queue_destroy(be, ch->queue);
+    return error;
+}
+
+static int channel_create(struct rt_backend *be, const tpurt_queue_desc *desc, uint64_t base,
+                          struct rt_channel **channel)
+{
+    bool user = desc->flags & TPURT_QUEUE_USER;
     struct drm_vtpu_queue_create create = {
         .vm_id = drm(be)->vm,
-        .priority = priority,
-        .timeout_ms = timeout_ms,
+        .priority = desc->priority,
+        .flags = user ? DRM_VTPU_QUEUE_USER : 0,
+        .timeout_ms = desc->timeout_ms,
     };
     struct rt_channel *ch = calloc(1, sizeof(*ch));
     int error;
 
     if (!ch)
         return rt_fail(TPURT_ERROR_OUT_OF_MEMORY, "no host memory for a queue");
-    error = call(be, DRM_IOCTL_SYNCOBJ_CREATE, &sync);
+    ch->base = base;
+    error = channel_open(be, ch, &create);
     if (error) {
         free(ch);
-        return rt_fail_errno(error, "driver: creating a timeline");
+        return rt_fail_errno(error, "driver: creating a %squeue of priority %u",
+                             user ? "user " : "", desc->priority);
     }
-    error = call(be, DRM_IOCTL_VTPU_QUEUE_CREATE, &create);
-    if (error) {
-        syncobj_destroy(be, sync.handle);
-        free(ch);
-        return rt_fail_errno(error, "driver: creating a queue of priority %u", priority);
-    }
-    *ch = (struct rt_channel){ create.queue_id, sync.handle, base };
     *channel = ch;
     return TPURT_OK;
 }
 
 static void channel_destroy(struct rt_backend *be, struct rt_channel *channel)
 {
-    struct drm_vtpu_queue_destroy destroy = { .queue_id = channel->queue };
-
-    call(be, DRM_IOCTL_VTPU_QUEUE_DESTROY, &destroy);
-    syncobj_destroy(be, channel->syncobj);
+    if (channel->userq)
+        rt_userq_close(channel->userq);
+    queue_destroy(be, channel->queue);
+    if (channel->syncobj)
+        syncobj_destroy(be, channel->syncobj);
     free(channel);
-}
-
-static int submit(struct rt_backend *be, struct rt_channel *channel,
-                  const struct drm_vtpu_cmd *commands, uint32_t num_commands,
-                  const struct rt_wait *waits, uint32_t num_waits, uint64_t point)
-{
-    struct drm_vtpu_sync syncs[TPURT_MAX_WAITS + 1];
-    struct drm_vtpu_submit job = {
-        .queue_id = channel->queue,
-        .cmds = user(commands),
-        .syncs = user(syncs),
-        .num_cmds = num_commands,
-        .num_syncs = num_waits + 1,
-    };
-    int error;
-
-    for (uint32_t i = 0; i < num_waits; i++)
-        syncs[i] = (struct drm_vtpu_sync){ waits[i].channel->syncobj, DRM_VTPU_SYNC_TIMELINE,
-                                           waits[i].point };
-    syncs[num_waits] = (struct drm_vtpu_sync){
-        channel->syncobj, DRM_VTPU_SYNC_SIGNAL | DRM_VTPU_SYNC_TIMELINE, point
-    };
-    error = call(be, DRM_IOCTL_VTPU_SUBMIT, &job);
-    if (error == EIO)
-        return TPURT_ERROR_CANCELLED;
-    return error ? rt_fail_errno(error, "driver: SUBMIT of %u commands", num_commands) : TPURT_OK;
 }
 
 static int state(struct rt_backend *be, struct rt_channel *channel, tpurt_queue_state *out)
@@ -268,6 +269,8 @@ static int state(struct rt_backend *be, struct rt_channel *channel, tpurt_queue_
         .fault_pc = s.fault_pc,
         .completed = channel->base + s.completed,
     };
+    if (channel->userq) /* its fence word is a point */
+        out->completed = s.completed > channel->base ? s.completed : channel->base;
     return TPURT_OK;
 }
 
@@ -294,18 +297,82 @@ static int wait(struct rt_backend *be, struct rt_channel *channel, uint64_t poin
         .count_handles = 1,
     };
     tpurt_queue_state s;
-    int error = call(be, DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT, &w);
-    int status;
+    int error, status;
+
+    if (channel->userq)
+        error = rt_userq_wait(channel->userq, point, timeout_ns ? deadline(timeout_ns) : 0);
+    else
+        error = call(be, DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT, &w);
+    if (!error && channel->userq)
+        return TPURT_OK;
 
     if (error == ETIME || error == ETIMEDOUT)
         return rt_fail(TPURT_ERROR_TIMEOUT, "point %" PRIu64 " has not ended in time", point);
-    if (error && error != ENODEV)
+    if (error && error != ENODEV && error != EIO)
         return rt_fail_errno(error, "driver: waiting for point %" PRIu64, point);
     /* A syncobj does not tell success from failure: the queue does. */
     status = state(be, channel, &s);
     if (status)
         return status;
     return point <= s.completed || s.status == TPURT_OK ? TPURT_OK : TPURT_ERROR_CANCELLED;
+}
+
+/*
+ * The driver orders jobs of its own queues alone. With a user queue on either
+ * side it is the caller who waits; that a job failed does not stop who waits for it.
+ */
+static int wait_here(struct rt_backend *be, const struct rt_channel *channel,
+                     const struct rt_wait *waits, uint32_t *num_waits,
+                     struct drm_vtpu_sync *syncs)
+{
+    uint32_t left = 0;
+
+    for (uint32_t i = 0; i < *num_waits; i++) {
+        struct rt_channel *other = waits[i].channel;
+
+        if (other == channel && channel->userq)
+            continue;
+        if (!other->userq && !channel->userq) {
+            syncs[left++] = (struct drm_vtpu_sync){ other->syncobj, DRM_VTPU_SYNC_TIMELINE,
+                                                    waits[i].point };
+            continue;
+        }
+        int status = wait(be, other, waits[i].point, -1);
+
+        if (status != TPURT_OK && status != TPURT_ERROR_CANCELLED)
+            return status;
+    }
+    *num_waits = left;
+    return TPURT_OK;
+}
+
+static int submit(struct rt_backend *be, struct rt_channel *channel,
+                  const struct drm_vtpu_cmd *commands, uint32_t num_commands,
+                  const struct rt_wait *waits, uint32_t num_waits, uint64_t point)
+{
+    struct drm_vtpu_sync syncs[TPURT_MAX_WAITS + 1];
+    struct drm_vtpu_submit job = {
+        .queue_id = channel->queue,
+        .cmds = user(commands),
+        .syncs = user(syncs),
+        .num_cmds = num_commands,
+    };
+    int error, status = wait_here(be, channel, waits, &num_waits, syncs);
+
+    if (status)
+        return status;
+    if (channel->userq) {
+        error = rt_userq_submit(channel->userq, commands, num_commands, point);
+        return error ? TPURT_ERROR_CANCELLED : TPURT_OK;
+    }
+    job.num_syncs = num_waits + 1;
+    syncs[num_waits] = (struct drm_vtpu_sync){
+        channel->syncobj, DRM_VTPU_SYNC_SIGNAL | DRM_VTPU_SYNC_TIMELINE, point
+    };
+    error = call(be, DRM_IOCTL_VTPU_SUBMIT, &job);
+    if (error == EIO)
+        return TPURT_ERROR_CANCELLED;
+    return error ? rt_fail_errno(error, "driver: SUBMIT of %u commands", num_commands) : TPURT_OK;
 }
 
 static int notify(struct rt_backend *be, struct rt_channel *channel, uint64_t point, int eventfd)
@@ -315,7 +382,8 @@ static int notify(struct rt_backend *be, struct rt_channel *channel, uint64_t po
         .point = point,
         .fd = eventfd,
     };
-    int error = call(be, DRM_IOCTL_SYNCOBJ_EVENTFD, &request);
+    int error = channel->userq ? rt_userq_notify(channel->userq, point, eventfd)
+                               : call(be, DRM_IOCTL_SYNCOBJ_EVENTFD, &request);
 
     return error ? rt_fail_errno(error, "driver: asking for an event at point %" PRIu64, point)
                  : TPURT_OK;

@@ -91,8 +91,8 @@ bool core_dma_read(void *opaque, uint64_t address, void *data, size_t bytes);
 bool core_dma_write(void *opaque, uint64_t address, const void *data, size_t bytes);
 
 /* core_channel.c */
-int core_channel_create(struct rt_backend *be, uint32_t priority, uint32_t timeout_ms,
-                        uint64_t base, struct rt_channel **channel);
+int core_channel_create(struct rt_backend *be, const tpurt_queue_desc *desc, uint64_t base,
+                        struct rt_channel **channel);
 void core_channel_destroy(struct rt_backend *be, struct rt_channel *channel);
 int core_submit(struct rt_backend *be, struct rt_channel *channel,
                 const struct drm_vtpu_cmd *commands, uint32_t num_commands,

@@ -347,8 +347,8 @@ static void enable(struct core_backend *core, struct rt_channel *channel, uint32
     core_write(core, reg(channel, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_ENABLE, 4);
 }
 
-int core_channel_create(struct rt_backend *be, uint32_t priority, uint32_t timeout_ms,
-                        uint64_t base, struct rt_channel **channel)
+int core_channel_create(struct rt_backend *be, const tpurt_queue_desc *desc, uint64_t base,
+                        struct rt_channel **channel)
 {
     struct core_backend *core = core_of(be);
     struct rt_channel *ch = calloc(1, sizeof(*ch));
@@ -363,11 +363,11 @@ int core_channel_create(struct rt_backend *be, uint32_t priority, uint32_t timeo
     ch->fence = (uint64_t *)(void *)(ch->ring + RING_BYTES);
     *ch->fence = ch->completed = ch->pushed = base;
     ch->held_end = &ch->held;
-    ch->timeout_ns = timeout_ms * 1000000ll;
+    ch->timeout_ns = desc->timeout_ms * 1000000ll;
     pthread_mutex_lock(&core->lock);
     ok = take_queue(core, ch);
     if (ok)
-        enable(core, ch, priority);
+        enable(core, ch, desc->priority);
     /* From here on the watchdog looks at least once a time limit. */
     if (ok && core_now() + ch->timeout_ns < core->next_look)
         pthread_cond_signal(&core->watch);

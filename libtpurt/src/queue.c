@@ -20,8 +20,7 @@ static int begin_epoch(tpurt_queue *queue)
     epoch->base = queue->submitted;
     epoch->users = 1;
     atomic_init(&epoch->completed, epoch->base);
-    status = be->ops->channel_create(be, queue->priority, queue->timeout_ms, epoch->base,
-                                     &epoch->channel);
+    status = be->ops->channel_create(be, &queue->desc, epoch->base, &epoch->channel);
     if (status) {
         free(epoch);
         return status;
@@ -46,6 +45,8 @@ int tpurt_queue_create(tpurt_device *device, const tpurt_queue_desc *desc, tpurt
                               "tpurt_queue_desc");
     if (status)
         return status;
+    if (ours.flags & ~(uint32_t)TPURT_QUEUE_USER)
+        return rt_fail(TPURT_ERROR_INVALID, "queue: flags 0x%x are not known", ours.flags);
     if (ours.priority > TPURT_PRIORITY_HIGH || ours.timeout_ms > MAX_TIMEOUT_MS)
         return rt_fail(TPURT_ERROR_INVALID,
                        "queue: priority %u and time limit %u ms; the limits are 2 and %u",
@@ -55,8 +56,9 @@ int tpurt_queue_create(tpurt_device *device, const tpurt_queue_desc *desc, tpurt
         return rt_fail(TPURT_ERROR_OUT_OF_MEMORY, "no host memory for a queue");
     atomic_init(&q->refs, 1);
     q->device = device;
-    q->priority = ours.priority;
-    q->timeout_ms = ours.timeout_ms ? ours.timeout_ms : DEFAULT_TIMEOUT_MS;
+    q->desc = ours;
+    if (!ours.timeout_ms)
+        q->desc.timeout_ms = DEFAULT_TIMEOUT_MS;
     pthread_mutex_init(&q->submit_lock, NULL);
     pthread_mutex_init(&q->lock, NULL);
     status = begin_epoch(q);

@@ -23,7 +23,7 @@ struct rt_epoch {
 struct tpurt_queue {
     atomic_uint refs;
     tpurt_device *device;
-    uint32_t priority, timeout_ms;
+    tpurt_queue_desc desc;
     pthread_mutex_t submit_lock; /* orders jobs; taken before lock */
     pthread_mutex_t lock;        /* of the epochs */
     struct rt_epoch *current;

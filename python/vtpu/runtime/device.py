@@ -175,13 +175,17 @@ class Device:
         self.track(executable)
         return executable
 
-    def queue(self, priority: int = 1, timeout_ms: int = 0) -> Queue:
-        """priority: 0 low, 1 normal, 2 high. timeout_ms: a job's limit; 0: 10 s."""
+    def queue(self, priority: int = 1, timeout_ms: int = 0, *, user: bool = False) -> Queue:
+        """priority: 0 low, 1 normal, 2 high. timeout_ms: a job's limit; 0: 10 s.
+
+        user: jobs go to the device without the kernel (tpurt.h, TPURT_QUEUE_USER).
+        """
         if not 0 <= priority <= 2 or not 0 <= timeout_ms < 1 << 32:
             raise invalid(f"queue: priority {priority} is not 0..2, or timeout {timeout_ms} ms")
         desc = new_struct("tpurt_queue_desc")
         desc.priority = priority
         desc.timeout_ms = timeout_ms
+        desc.flags = lib.TPURT_QUEUE_USER if user else 0
         handle = ffi.new("tpurt_queue **")
         check(lib.tpurt_queue_create(self.handle, desc, handle))
         queue = Queue(self, handle[0])
