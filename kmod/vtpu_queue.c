@@ -9,6 +9,7 @@
 #include "vtpu_coredump.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_user.h"
 #include "vtpu_userq.h"
 #include "vtpu_vm.h"
 
@@ -350,6 +351,7 @@ void vtpu_queue_kill(struct vtpu_queue *queue)
 	if (queue->userq)
 		vtpu_userq_revoke(queue);
 	vtpu_queue_return_hwq(queue);
+	vtpu_user_uncharge(queue->user, VTPU_USER_QUEUES);
 	queue->vm = NULL;
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
@@ -374,11 +376,15 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_file *vfile, struct vtpu
 	queue->pid = task_tgid_nr(current);
 	get_task_comm(queue->comm, current);
 	queue->fault_pc = U32_MAX;
+	queue->user = vfile->user;
 
+	ret = vtpu_user_charge(queue->user, VTPU_USER_QUEUES);
+	if (ret)
+		goto err_free;
 	if (args->flags & DRM_VTPU_QUEUE_USER) {
 		ret = vtpu_userq_init(vdev, queue, vfile);
 		if (ret)
-			goto err_free;
+			goto err_user;
 	}
 	ret = vtpu_queue_take_hwq(vdev, queue);
 	if (ret)
@@ -396,6 +402,8 @@ err_hwq:
 err_pages:
 	if (queue->userq)
 		vtpu_userq_fini(vdev, queue);
+err_user:
+	vtpu_user_uncharge(queue->user, VTPU_USER_QUEUES);
 err_free:
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
