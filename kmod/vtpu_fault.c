@@ -56,15 +56,19 @@ static void vtpu_hwq_fault(struct vtpu_hwq *hwq)
 
 static void vtpu_handle_errors(struct vtpu_device *vdev)
 {
-	unsigned long queues = vtpu_read(vdev, VTPU_REG_ERR_QUEUES);
-	unsigned int i;
+	u32 low = vtpu_read(vdev, VTPU_REG_ERR_QUEUES);
+	u32 high = vdev->num_queues > 32 ? vtpu_read(vdev, VTPU_REG_ERR_QUEUES_HIGH) : 0;
+	u64 queues = (u64)high << 32 | low;
 
 	/* A read of all ones comes from no device at all. */
 	if (!queues || vtpu_read(vdev, VTPU_REG_ID) != VTPU_MAGIC)
 		return;
-	vtpu_write(vdev, VTPU_REG_ERR_QUEUES, queues);
-	for_each_set_bit(i, &queues, vdev->num_queues)
-		vtpu_hwq_fault(vdev->hwq[i]);
+	vtpu_write(vdev, VTPU_REG_ERR_QUEUES, low);
+	if (high)
+		vtpu_write(vdev, VTPU_REG_ERR_QUEUES_HIGH, high);
+	for (unsigned int i = 0; i < vdev->num_queues; i++)
+		if (queues & BIT_ULL(i))
+			vtpu_hwq_fault(vdev->hwq[i]);
 }
 
 /* Errors have a vector of their own, unless there is but one. */

@@ -85,6 +85,7 @@ void vtpu_job_free(struct vtpu_job *job)
 	struct vtpu_device *vdev = job->vdev;
 
 	kfree(job->fence);
+	atomic_dec(&job->queue->num_jobs);
 	vtpu_queue_put(job->queue);
 	kfree(job);
 	if (atomic_dec_and_test(&vdev->num_jobs))
@@ -96,22 +97,29 @@ static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_que
 				       unsigned int num_entries)
 {
 	struct vtpu_job *job;
+	int ret = -EBUSY;
 
-	job = kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL);
-	if (!job) {
-		vtpu_queue_put(queue);
-		return ERR_PTR(-ENOMEM);
-	}
+	if (atomic_inc_return(&queue->num_jobs) > VTPU_QUEUE_MAX_JOBS)
+		goto err_queue;
+	ret = -ENOMEM;
+	job = kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL_ACCOUNT);
+	if (!job)
+		goto err_queue;
 	atomic_inc(&vdev->num_jobs);
 	job->vdev = vdev;
 	job->queue = queue;
 	job->num_entries = num_entries;
-	job->fence = kzalloc(sizeof(*job->fence), GFP_KERNEL);
+	job->fence = kzalloc(sizeof(*job->fence), GFP_KERNEL_ACCOUNT);
 	if (!job->fence) {
 		vtpu_job_free(job);
 		return ERR_PTR(-ENOMEM);
 	}
 	return job;
+
+err_queue:
+	atomic_dec(&queue->num_jobs);
+	vtpu_queue_put(queue);
+	return ERR_PTR(ret);
 }
 
 static int vtpu_signal_init(struct vtpu_signal *signal, const struct drm_vtpu_sync *sync,

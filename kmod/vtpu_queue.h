@@ -59,6 +59,9 @@ struct vtpu_hwq {
 	bool enabled;			/* takes jobs; lock */
 };
 
+/* So that a process cannot make the kernel keep jobs without end. */
+#define VTPU_QUEUE_MAX_JOBS	16384
+
 /* A queue as a process sees it. */
 struct vtpu_queue {
 	struct kref ref;		/* the file, and each job */
@@ -72,6 +75,7 @@ struct vtpu_queue {
 	pid_t pid;			/* who created it */
 	char comm[TASK_COMM_LEN];
 	bool dead;			/* takes no jobs; dma_resv of the VM */
+	atomic_t num_jobs;		/* not yet freed; at most VTPU_QUEUE_MAX_JOBS */
 
 	/* hwq->lock, and constant once the queue is not OK. */
 	enum drm_vtpu_queue_status status;

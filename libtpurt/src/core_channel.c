@@ -218,9 +218,12 @@ void core_irq(void *opaque, unsigned vector)
 
     pthread_mutex_lock(&core->lock);
     if (vector == 0) {
-        uint32_t bits = (uint32_t)core_read(core, VTPU_REG_ERR_QUEUES, 4);
+        uint32_t low = (uint32_t)core_read(core, VTPU_REG_ERR_QUEUES, 4);
+        uint32_t high = (uint32_t)core_read(core, VTPU_REG_ERR_QUEUES_HIGH, 4);
+        uint64_t bits = low | (uint64_t)high << 32;
 
-        core_write(core, VTPU_REG_ERR_QUEUES, bits, 4);
+        core_write(core, VTPU_REG_ERR_QUEUES, low, 4);
+        core_write(core, VTPU_REG_ERR_QUEUES_HIGH, high, 4);
         for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
             struct rt_channel *channel = core->channels[q];
 
@@ -229,8 +232,10 @@ void core_irq(void *opaque, unsigned vector)
             see_progress(channel);
             fail(core, channel, TPURT_ERROR_FAULT);
         }
-    } else if (vector <= VTPU_NUM_QUEUES && core->channels[vector - 1]) {
-        see_progress(core->channels[vector - 1]);
+    } else {
+        for (unsigned q = vector - 1; q < VTPU_NUM_QUEUES; q += VTPU_NUM_MSIX - 1)
+            if (core->channels[q])
+                see_progress(core->channels[q]);
         pthread_cond_broadcast(&core->progress);
     }
     pump(core);
@@ -342,7 +347,7 @@ static void enable(struct core_backend *core, struct rt_channel *channel, uint32
     core_write(core, reg(channel, VTPU_REG_Q_FENCE_ADDR), (uintptr_t)channel->fence, 8);
     core_write(core, reg(channel, VTPU_REG_Q_RING_LOG2), RING_LOG2, 4);
     core_write(core, reg(channel, VTPU_REG_Q_CONTEXT), 0, 4);
-    core_write(core, reg(channel, VTPU_REG_Q_VECTOR), channel->queue + 1, 4);
+    core_write(core, reg(channel, VTPU_REG_Q_VECTOR), channel->queue % (VTPU_NUM_MSIX - 1) + 1, 4);
     core_write(core, reg(channel, VTPU_REG_Q_PRIORITY), priority, 4);
     core_write(core, reg(channel, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_ENABLE, 4);
 }

@@ -307,7 +307,8 @@ struct VtpuCore {
     int running; /* queue of the running command, -1 none */
     unsigned turn; /* queue served last, for round robin */
     VtpuSched sched;
-    uint32_t reset_count, scratch, err_queues;
+    uint32_t reset_count, scratch;
+    uint64_t err_queues; /* bit q: it has faulted */
     uint64_t irqs;             /* TEST_IRQ vectors to raise */
     uint64_t context_changed;  /* bit c: flush context c and take its root */
     uint64_t ctx_root[VTPU_NUM_CONTEXTS];

@@ -53,7 +53,7 @@ static void record_fault(VtpuCore *core, unsigned q, const VtpuFault *fault, uin
     queue->state = VTPU_QUEUE_STATE_FAULTED;
     queue->holding = false;
     core->exec[q].waits_from = 0;
-    core->err_queues |= 1u << q;
+    core->err_queues |= 1ull << q;
     vtpu_link_queue_died(core, queue->context);
     core->irqs |= 1;
     atomic_store(&core->attention, 1);

@@ -78,6 +78,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_STATUS:
     case VTPU_REG_RESET_COUNT:
     case VTPU_REG_ERR_QUEUES:
+    case VTPU_REG_ERR_QUEUES_HIGH:
     case VTPU_REG_TEST_SCRATCH:
     case VTPU_REG_TEST_IRQ:
     case VTPU_REG_TLB_INVALIDATE:
@@ -235,7 +236,9 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     case VTPU_REG_TIME:
         return vtpu_core_time(core);
     case VTPU_REG_ERR_QUEUES:
-        return core->err_queues;
+        return (uint32_t)core->err_queues;
+    case VTPU_REG_ERR_QUEUES_HIGH:
+        return core->err_queues >> 32;
     case VTPU_REG_TEST_SCRATCH:
         return core->scratch;
     case VTPU_REG_TLB_PENDING:
@@ -333,7 +336,10 @@ static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
         }
         return !(value & ~(uint64_t)(VTPU_CTRL_RESET | VTPU_CTRL_ENABLE));
     case VTPU_REG_ERR_QUEUES:
-        core->err_queues &= ~(uint32_t)value;
+        core->err_queues &= ~(uint64_t)(uint32_t)value;
+        return true;
+    case VTPU_REG_ERR_QUEUES_HIGH:
+        core->err_queues &= ~(value << 32);
         return true;
     case VTPU_REG_TEST_SCRATCH:
         core->scratch = (uint32_t)value;

@@ -27,6 +27,12 @@
 #define FORMAT 1
 #define BLOCK 4096 /* VMEM is saved in blocks that are not all zero */
 
+/* Version 1 of the device, of its queues and of VMEM is of a device with 32 queues. */
+static unsigned queues_of(uint32_t version)
+{
+    return version < 2 ? 32 : VTPU_NUM_QUEUES;
+}
+
 /* ---- the device ---- */
 
 static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
@@ -34,15 +40,18 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
     uint64_t time = vtpu_core_time(core);
     uint32_t turn = core->turn;
     int32_t next = core->sched.next;
+    uint32_t errors = (uint32_t)core->err_queues, more_errors = (uint32_t)(core->err_queues >> 32);
 
-    (void)version;
     vtpu_stream_bool(s, &core->enabled);
     vtpu_stream_bool(s, &core->resetting);
     vtpu_stream_bool(s, &core->clear);
     vtpu_stream_bool(s, &core->asleep);
     VTPU_STREAM(s, core->reset_count);
     VTPU_STREAM(s, core->scratch);
-    VTPU_STREAM(s, core->err_queues);
+    VTPU_STREAM(s, errors);
+    if (version >= 2) {
+        VTPU_STREAM(s, more_errors);
+    }
     VTPU_STREAM(s, core->irqs);
     VTPU_STREAM(s, core->latch_offset);
     VTPU_STREAM(s, core->latch_high);
@@ -58,6 +67,7 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
                           "no such queue") &&
         vtpu_stream_check(s, !(core->irqs >> VTPU_NUM_MSIX), "there is no such interrupt")) {
         core->turn = turn;
+        core->err_queues = errors | (uint64_t)more_errors << 32;
         core->sched.next = next;
         vtpu_core_set_time(core, time);
         memcpy(core->root, core->ctx_root, sizeof(core->root));
@@ -138,8 +148,7 @@ static void visit_queue(VtpuStream *s, VtpuQueue *queue)
 
 static void visit_queues(VtpuCore *core, VtpuStream *s, uint32_t version)
 {
-    (void)version;
-    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+    for (unsigned q = 0; q < queues_of(version); q++) {
         VtpuQueue *queue = &core->queue[q];
         visit_queue(s, queue);
         visit_account(s, &core->exec[q]);
@@ -190,8 +199,7 @@ static void visit_contents(VtpuStream *s, VtpuVmem *vmem)
 
 static void visit_vmem(VtpuCore *core, VtpuStream *s, uint32_t version)
 {
-    (void)version;
-    for (unsigned i = 0; i < VTPU_NUM_QUEUES; i++) {
+    for (unsigned i = 0; i < queues_of(version); i++) {
         VtpuVmem *vmem = &core->vmem[i];
         /* What nobody owns is cleared before anybody gets it. */
         bool saved = vmem->data && (vmem->taken || vmem->owner >= 0);
@@ -317,11 +325,11 @@ static const struct {
     uint32_t id, version;
     VtpuStatePart *visit;
 } parts[] = {
-    { 0x49564544, 1, visit_device },     /* DEVI */
+    { 0x49564544, 2, visit_device },     /* DEVI */
     { 0x53544154, 1, visit_counters },   /* TATS */
     { 0x53544c46, 1, visit_injections }, /* FLTS */
-    { 0x55455551, 1, visit_queues },     /* QUEU */
-    { 0x4d454d56, 1, visit_vmem },       /* VMEM */
+    { 0x55455551, 2, visit_queues },     /* QUEU */
+    { 0x4d454d56, 2, visit_vmem },       /* VMEM */
     { 0x4d4d4f43, 1, visit_commands },   /* COMM */
     { 0x494d4954, 1, vtpu_state_visit_timing }, /* TIMI: after the commands */
 };

@@ -200,7 +200,7 @@ void vtpu_core_resume(VtpuCore *core);
  */
 uint8_t *vtpu_core_save(VtpuCore *core, size_t *size);
 /* No state is larger: a VMEM and a program for each queue, and the rest. */
-#define VTPU_STATE_BYTES_MAX (32u * (33u << 20) + (4u << 20))
+#define VTPU_STATE_BYTES_MAX (64ull * (33u << 20) + (4u << 20))
 /*
  * Puts a parked machine into a saved state; it goes on there when resumed, with
  * the same results bit by bit. HBM must be what it was; threads, vector path and

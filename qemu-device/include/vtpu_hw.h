@@ -20,7 +20,7 @@
 #define VTPU_MSIX_PBA                            0xc000
 #define VTPU_NUM_MSIX                            33
 #define VTPU_MAX_VFS                             15
-#define VTPU_NUM_QUEUES                          32
+#define VTPU_NUM_QUEUES                          64
 #define VTPU_NUM_CONTEXTS                        64
 #define VTPU_NUM_SREGS                           64
 #define VTPU_NUM_COUNTERS                        32
@@ -65,6 +65,7 @@
 #define VTPU_REG_RESET_COUNT                     0x0048
 #define VTPU_REG_TIME                            0x0050
 #define VTPU_REG_ERR_QUEUES                      0x0058
+#define VTPU_REG_ERR_QUEUES_HIGH                 0x005c
 #define VTPU_REG_TEST_SCRATCH                    0x0060
 #define VTPU_REG_TEST_IRQ                        0x0064
 #define VTPU_REG_TLB_INVALIDATE                  0x0068

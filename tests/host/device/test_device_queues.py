@@ -314,3 +314,20 @@ def test_statistics(machine: Machine, queue: Queue) -> None:
     assert machine.reg("STAT_PROGRAMS", 8) == 1
     assert machine.reg("STAT_INSTRUCTIONS", 8) == 3
     machine.wait_for(lambda: machine.reg("STAT_BUSY_NS", 8) > 0, "the time is booked")
+
+
+def test_a_fault_of_the_last_queue(machine: Machine) -> None:
+    """Those from 32 on have their bits in a register of their own."""
+    last = Queue(machine, hw.NUM_QUEUES - 1, log2=2)
+    last.set("VECTOR", 5)
+    last.restart()
+    last.vector = 5
+    last.push("NOP", b"\1")
+    last.ring_doorbell()
+    machine.wait_irqs(0, 1)
+    bit = 1 << (hw.NUM_QUEUES - 1 - 32)
+    assert (machine.reg("ERR_QUEUES"), machine.reg("ERR_QUEUES_HIGH")) == (0, bit)
+    machine.write(D["REG_ERR_QUEUES"], 0xFFFFFFFF)
+    assert machine.reg("ERR_QUEUES_HIGH") == bit
+    machine.write(D["REG_ERR_QUEUES_HIGH"], bit)
+    assert machine.reg("ERR_QUEUES_HIGH") == 0

@@ -283,7 +283,8 @@ struct drm_vtpu_sync {
 /*
  * Submits one job: its commands run in order, after every waited sync and
  * every earlier job of the queue; then the signalled syncs fire.
- * Buffers mapped in the VM stay alive until the job ends.
+ * Buffers mapped in the VM stay alive until the job ends. A queue keeps 16384 jobs
+ * that have not ended; EBUSY when there are so many.
  */
 struct drm_vtpu_submit {
 	__u32 queue_id;		/* in */
