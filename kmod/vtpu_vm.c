@@ -272,6 +272,7 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	}
 	drm_gem_object_get(&bo->shmem.base);
 	mapping->bo = bo;
+	mapping->bo_offset = args->bo_offset;
 	mutex_lock(&bo->lock);
 	list_add(&mapping->bo_link, &bo->mappings);
 	mutex_unlock(&bo->lock);

@@ -32,6 +32,7 @@ struct vtpu_mapping {
 	struct drm_mm_node node;	/* in vm->mm; vm->lock */
 	struct vtpu_vm *vm;
 	struct vtpu_bo *bo;
+	u64 bo_offset;			/* where in the buffer it begins */
 	struct list_head bo_link;	/* bo->lock */
 };
 
