@@ -12,6 +12,8 @@
  *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_vm.lock         mappings and page tables of one address space
  *   vtpu_bo.lock         the list of a buffer's mappings
+ *   vtpu_device.dma_lock which buffers are mapped for DMA; dma_resv of buffers,
+ *                        their own or their exporters', are taken under it
  *   vtpu_device.hbm_lock the HBM allocator
  *   vtpu_device.reset_lock
  *                        which queue and context slots are in use, and every
@@ -19,6 +21,9 @@
  *                        nothing may be allocated or faulted in under it.
  *   vtpu_hwq.lock        spinlock, interrupts off: jobs in flight, and it is
  *                        the lock of their fences
+ *   vtpu_device.users_lock
+ *                        what each user holds; under vtpu_file.lock, with none
+ *                        of the others
  *
  * Hardware is touched only between drm_dev_enter() and drm_dev_exit().
  */
@@ -42,6 +47,7 @@
 struct vtpu_coredump;
 struct vtpu_device;
 struct vtpu_hwq;
+struct vtpu_user;
 struct vtpu_vm;
 
 /*
@@ -87,6 +93,12 @@ struct vtpu_device {
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
 	bool wedged;			/* given up, starts no queue; reset_lock */
 
+	struct mutex dma_lock;		/* see above */
+	struct list_head dma_bos;	/* of struct vtpu_bo; dma_lock */
+
+	struct mutex users_lock;	/* see above */
+	struct list_head users;		/* of struct vtpu_user; users_lock */
+
 	atomic64_t device_resets;
 	atomic64_t queue_resets;
 	atomic_t num_jobs;		/* not yet freed by the scheduler */
@@ -99,6 +111,7 @@ struct vtpu_device {
 
 /* An open file. Handles live and die with it. */
 struct vtpu_file {
+	struct vtpu_user *user;
 	struct mutex lock;		/* pairs a look-up with its consequence */
 	struct xarray vms;		/* vm_id -> struct vtpu_vm */
 	struct xarray queues;		/* queue_id -> struct vtpu_queue */

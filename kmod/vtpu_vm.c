@@ -8,6 +8,7 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
+#include "vtpu_user.h"
 #include "vtpu_vm.h"
 
 #define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
@@ -176,10 +177,9 @@ static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
 static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_bo *bo,
 			     u64 skip, u64 bits)
 {
-	struct sg_table *sgt = drm_gem_shmem_get_pages_sgt(&bo->shmem);
+	struct sg_table *sgt = vtpu_bo_sgt(bo);
 	struct scatterlist *sg;
 	unsigned int i;
-	int ret = 0;
 
 	if (IS_ERR(sgt))
 		return PTR_ERR(sgt);
@@ -187,13 +187,8 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 	for_each_sgtable_dma_sg(sgt, sg, i) {
 		u64 addr = sg_dma_address(sg);
 		u64 size = sg_dma_len(sg);
+		int ret;
 
-		/* Its copy and the buffer would differ, without anybody noticing. */
-		if (dma_need_sync(vm->vdev->drm.dev, addr)) {
-			dev_err_once(vm->vdev->drm.dev,
-				     "system memory only through bounce buffers: not supported\n");
-			return -EOPNOTSUPP;
-		}
 		if (skip >= size) {
 			skip -= size;
 			continue;
@@ -202,9 +197,10 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 		ret = vtpu_pt_map(vm, va, addr + skip, size, bits);
 		skip = 0;
 		if (ret || *va == end)
-			break;
+			return ret;
 	}
-	return ret;
+	/* The table is shorter than the buffer. */
+	return -EINVAL;
 }
 
 static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo_offset,
@@ -334,6 +330,8 @@ int vtpu_vm_bind_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 			break;
 		if (check_add_overflow(args->bo_offset, args->size, &end) || end > obj->size)
 			ret = -EINVAL;
+		else if (args->flags & DRM_VTPU_VM_WRITE && to_vtpu_bo(obj)->read_only)
+			ret = -EACCES;
 		else
 			ret = vtpu_vm_map(vm, to_vtpu_bo(obj), args);
 		drm_gem_object_put(obj);
@@ -400,7 +398,7 @@ void vtpu_vm_lose_all(struct vtpu_device *vdev)
 			vdev->contexts[i]->lost = true;
 }
 
-static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
+static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user *user)
 {
 	struct vtpu_vm *vm;
 	int ret;
@@ -409,12 +407,16 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 	if (!vm)
 		return ERR_PTR(-ENOMEM);
 	vm->vdev = vdev;
+	vm->user = user;
+	ret = vtpu_user_charge(user, VTPU_USER_CONTEXTS);
+	if (ret)
+		goto err_free;
 	down_read(&vdev->bar_sem);
 	vm->root = vtpu_pt_alloc(vdev, PT_ROOT_LEVEL);
 	up_read(&vdev->bar_sem);
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);
-		goto err_free;
+		goto err_user;
 	}
 	ret = vtpu_vm_take_context(vm);
 	if (ret)
@@ -428,6 +430,8 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 
 err_root:
 	vtpu_pt_free(vdev, vm->root);
+err_user:
+	vtpu_user_uncharge(user, VTPU_USER_CONTEXTS);
 err_free:
 	kfree(vm);
 	return ERR_PTR(ret);
@@ -461,6 +465,7 @@ static void vtpu_vm_release(struct kref *ref)
 	vtpu_pt_free(vdev, vm->root);
 	dma_resv_fini(&vm->resv);
 	mutex_destroy(&vm->lock);
+	vtpu_user_uncharge(vm->user, VTPU_USER_CONTEXTS);
 	kfree(vm);
 }
 
@@ -491,7 +496,7 @@ int vtpu_vm_create_ioctl(struct drm_device *drm, void *data, struct drm_file *fi
 	if (args->flags)
 		return -EINVAL;
 
-	vm = vtpu_vm_create(to_vtpu(drm));
+	vm = vtpu_vm_create(to_vtpu(drm), vfile->user);
 	if (IS_ERR(vm))
 		return PTR_ERR(vm);
 
