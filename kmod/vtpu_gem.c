@@ -8,6 +8,7 @@
 #include <linux/scatterlist.h>
 #include <drm/drm_utils.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_prime.h"
@@ -197,7 +198,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	int idx;
 
 	down_read(&vdev->bar_sem);
-	if (!drm_dev_enter(&vdev->drm, &idx)) {
+	if (!vtpu_dev_enter(vdev, &idx)) {
 		up_read(&vdev->bar_sem);
 		return vtpu_hbm_fault_unplugged(vmf, bo);
 	}
@@ -207,7 +208,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
 		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
 
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	up_read(&vdev->bar_sem);
 	return ret;
 }
@@ -221,7 +222,7 @@ static const struct vm_operations_struct vtpu_hbm_vm_ops = {
 static int vtpu_hbm_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 {
 	/* A private copy of device memory would be of no use. */
-	if (is_cow_mapping(vma->vm_flags))
+	if (vma_is_cow_mapping(vma))
 		return -EINVAL;
 
 	vm_flags_set(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP);

@@ -9,6 +9,7 @@
 
 #include "vtpu_device.h"
 #include "vtpu_job.h"
+#include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
 #include "vtpu_vm.h"
@@ -88,11 +89,15 @@ void vtpu_job_free(struct vtpu_job *job)
 	atomic_dec(&job->queue->num_jobs);
 	vtpu_queue_put(job->queue);
 	kfree(job);
+	vtpu_pm_put(vdev);
 	if (atomic_dec_and_test(&vdev->num_jobs))
 		wake_up_var(&vdev->num_jobs);
 }
 
-/* Takes over the caller's reference to the queue, also when it fails. */
+/*
+ * Takes over the caller's reference to the queue, also when it fails. The device
+ * is awake until the job is freed.
+ */
 static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_queue *queue,
 				       unsigned int num_entries)
 {
@@ -101,10 +106,13 @@ static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_que
 
 	if (atomic_inc_return(&queue->num_jobs) > VTPU_QUEUE_MAX_JOBS)
 		goto err_queue;
+	ret = vtpu_pm_get(vdev);
+	if (ret)
+		goto err_queue;
 	ret = -ENOMEM;
 	job = kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL_ACCOUNT);
 	if (!job)
-		goto err_queue;
+		goto err_pm;
 	atomic_inc(&vdev->num_jobs);
 	job->vdev = vdev;
 	job->queue = queue;
@@ -116,6 +124,8 @@ static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_que
 	}
 	return job;
 
+err_pm:
+	vtpu_pm_put(vdev);
 err_queue:
 	atomic_dec(&queue->num_jobs);
 	vtpu_queue_put(queue);

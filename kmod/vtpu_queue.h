@@ -106,6 +106,7 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
 void vtpu_hwq_hang(struct vtpu_hwq *hwq);
 bool vtpu_hwq_watch(struct vtpu_hwq *hwq, u64 limit_ns);
 void vtpu_device_stop_running(struct vtpu_device *vdev);
+void vtpu_device_restart(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
 

@@ -14,6 +14,7 @@
 #include <drm/drm_vma_manager.h>
 
 #include "vtpu_device.h"
+#include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_userq.h"
 
@@ -348,6 +349,7 @@ int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct v
 	userq = kzalloc(sizeof(*userq), GFP_KERNEL);
 	if (!userq)
 		return -ENOMEM;
+	userq->vdev = vdev;
 	userq->owner = owner;
 	userq->queue = queue;
 	mutex_init(&userq->lock);
@@ -366,19 +368,27 @@ int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct v
 	ret = -EOPNOTSUPP;
 	if (dma_need_sync(dev, pages->ring_dma) || dma_need_sync(dev, pages->fence_dma))
 		goto err_pages;
+	/* The process may ring at any time. */
+	ret = vtpu_pm_get(vdev);
+	if (ret)
+		goto err_pages;
 	memset(page_address(pages->ring), 0, RING_BYTES);
 	memset(page_address(pages->fence), 0, PAGE_SIZE);
 	return 0;
 
 err_pages:
-	vtpu_userq_fini(vdev, queue);
+	vtpu_userq_pages_free(vdev, pages);
 	return ret;
 }
 
-/* For a queue that got no hardware. */
-void vtpu_userq_fini(struct vtpu_device *vdev, struct vtpu_queue *queue)
+/* Of a queue that has no hardware, be it yet or any more. */
+void vtpu_userq_fini(struct vtpu_queue *queue)
 {
-	vtpu_userq_pages_free(vdev, &queue->userq->pages);
+	struct vtpu_userq *userq = queue->userq;
+
+	/* Gone if it had some. */
+	vtpu_userq_pages_free(userq->vdev, &userq->pages);
+	vtpu_pm_put(userq->vdev);
 }
 
 /* The last reference is gone, and with it the last mapping. */

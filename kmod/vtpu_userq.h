@@ -30,6 +30,7 @@ struct vtpu_userq_pages {
  * but for a cookie to report.
  */
 struct vtpu_userq {
+	struct vtpu_device *vdev;
 	struct vtpu_queue *queue;
 	struct vtpu_file *owner;	/* whose file may map it; compared only */
 	wait_queue_head_t wait;		/* for the fence word, or the queue's end */
@@ -44,7 +45,7 @@ struct vtpu_userq {
 };
 
 int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct vtpu_file *owner);
-void vtpu_userq_fini(struct vtpu_device *vdev, struct vtpu_queue *queue);
+void vtpu_userq_fini(struct vtpu_queue *queue);
 void vtpu_userq_release(struct vtpu_queue *queue);
 void vtpu_userq_start(struct vtpu_queue *queue);
 void vtpu_userq_revoke(struct vtpu_queue *queue);
