@@ -50,11 +50,14 @@ static u64 vtpu_userq_offset(const struct vtpu_queue *queue)
 /* hwq->lock is held. The last value stays known when the page is gone. */
 static u64 vtpu_userq_word_locked(struct vtpu_queue *queue)
 {
-	const struct vtpu_userq *userq = queue->userq;
+	const struct page *page = queue->userq->pages.fence;
+	const __le64 *word;
 
 	lockdep_assert_held(&queue->hwq->lock);
-	if (userq->pages.fence)
-		queue->completed = le64_to_cpu(READ_ONCE(*(__le64 *)page_address(userq->pages.fence)));
+	if (page) {
+		word = page_address(page);
+		queue->completed = le64_to_cpu(READ_ONCE(*word));
+	}
 	return queue->completed;
 }
 
@@ -86,6 +89,7 @@ static int vtpu_userq_reached(struct vtpu_queue *queue, u64 value)
 int vtpu_queue_wait_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
 {
 	const struct drm_vtpu_queue_wait *args = data;
+	const u64 value = args->value;
 	struct vtpu_queue *queue;
 	int reached = 0;
 	long left, ret;
@@ -102,7 +106,7 @@ int vtpu_queue_wait_ioctl(struct drm_device *drm, void *data, struct drm_file *f
 	do {
 		left = drm_timeout_abs_to_jiffies(args->timeout_ns);
 		ret = wait_event_interruptible_timeout(queue->userq->wait,
-						       (reached = vtpu_userq_reached(queue, args->value)),
+						       (reached = vtpu_userq_reached(queue, value)),
 						       min(left, (long)HZ));
 	} while (!ret && left > HZ);
 	if (ret >= 0)

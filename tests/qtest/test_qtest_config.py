@@ -16,7 +16,7 @@ def config(vtpu: Vtpu) -> Config:
 
 
 def test_the_size_of_each_bar(vtpu: Vtpu, config: Config) -> None:
-    sizes = {D["BAR_REGS"]: 64 << 10, D["BAR_HBM"]: 64 << 20, D["BAR_DOORBELL"]: 128 << 10}
+    sizes = {D["BAR_REGS"]: 64 << 10, D["BAR_HBM"]: 64 << 20, D["BAR_DOORBELL"]: 256 << 10}
     config.write(COMMAND, 0, 2)
     for bar in range(6):
         at = 0x10 + 4 * bar
