@@ -226,9 +226,10 @@ enum tpurt_queue_flag {
     /*
      * Jobs go to the device without the kernel, which takes a tenth of the time.
      * The limit is a command's instead of a job's; a submission sleeps while the
-     * ring is full, or a fence of another queue that it waits for is to come; a
-     * reset of the device ends the queue even when it is idle. Without a kernel
-     * (the in-process machine) it makes no difference.
+     * ring is full, or a fence of another queue that it waits for is to come; that
+     * the queue has failed it knows only after a wait has said so; a reset of the
+     * device ends the queue even when it is idle. Without a kernel (the in-process
+     * machine) it makes no difference.
      */
     TPURT_QUEUE_USER = 1
 };

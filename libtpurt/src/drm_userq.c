@@ -28,12 +28,14 @@ struct rt_userq {
 
     uint32_t tail;
     uint64_t submitted;
-    uint32_t *ends; /* tail behind each of the last jobs, by point: of no more than entries */
+    uint32_t *ends; /* tail behind each of the last jobs, by point */
+    uint32_t num_ends; /* more than may be in flight: the last that ended is among them */
 
     pthread_mutex_t lock; /* of what follows */
     pthread_cond_t left;
     unsigned notifiers; /* threads */
     atomic_bool closing;
+    atomic_bool failed; /* as a wait has found out */
 };
 
 static int call(int fd, unsigned long request, void *argument)
@@ -61,7 +63,7 @@ uint64_t rt_userq_completed(const struct rt_userq *userq)
     return word > userq->base ? word : userq->base;
 }
 
-int rt_userq_wait(const struct rt_userq *userq, uint64_t point, int64_t deadline_ns)
+int rt_userq_wait(struct rt_userq *userq, uint64_t point, int64_t deadline_ns)
 {
     struct drm_vtpu_queue_wait wait = {
         .queue_id = userq->queue,
@@ -74,6 +76,8 @@ int rt_userq_wait(const struct rt_userq *userq, uint64_t point, int64_t deadline
         if (rt_userq_completed(userq) >= point)
             return 0;
     error = call(userq->fd, DRM_IOCTL_VTPU_QUEUE_WAIT, &wait);
+    if (error == EIO || error == ENODEV)
+        atomic_store(&userq->failed, true);
     atomic_thread_fence(memory_order_acquire);
     return error;
 }
@@ -87,12 +91,14 @@ static uint32_t in_use(const struct rt_userq *userq)
         return 0;
     if (completed == userq->base)
         return userq->tail;
-    return userq->tail - userq->ends[completed % userq->num_entries];
+    return userq->tail - userq->ends[completed % userq->num_ends];
 }
 
 int rt_userq_submit(struct rt_userq *userq, const struct drm_vtpu_cmd *commands, uint32_t count,
                     uint64_t point)
 {
+    if (atomic_load(&userq->failed))
+        return EIO;
     while (userq->num_entries - in_use(userq) < count) {
         int error = rt_userq_wait(userq, rt_userq_completed(userq) + 1, INT64_MAX);
 
@@ -111,7 +117,7 @@ int rt_userq_submit(struct rt_userq *userq, const struct drm_vtpu_cmd *commands,
         };
         memcpy(entry->payload, commands[i].payload, sizeof(entry->payload));
     }
-    userq->ends[point % userq->num_entries] = userq->tail;
+    userq->ends[point % userq->num_ends] = userq->tail;
     userq->submitted = point;
     atomic_thread_fence(memory_order_release);
     *userq->doorbell = userq->tail;
@@ -220,7 +226,8 @@ int rt_userq_open(int fd, uint32_t queue, uint64_t base, struct rt_userq **userq
     q->num_entries = (uint32_t)(where.ring_bytes / sizeof(*q->ring));
     pthread_mutex_init(&q->lock, NULL);
     pthread_cond_init(&q->left, NULL);
-    q->ends = calloc(q->num_entries, sizeof(*q->ends));
+    q->num_ends = 2 * q->num_entries;
+    q->ends = calloc(q->num_ends, sizeof(*q->ends));
     q->ring = map(fd, where.ring_offset, q->ring_bytes, PROT_READ | PROT_WRITE);
     q->fence = map(fd, where.fence_offset, PAGE_BYTES, PROT_READ);
     q->doorbell = map(fd, where.doorbell_offset, PAGE_BYTES, PROT_READ | PROT_WRITE);

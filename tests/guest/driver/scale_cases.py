@@ -22,6 +22,7 @@ case = collector(CASES)
 MANY = 10_000
 MOST = 16384  # jobs of one queue, of which none has ended
 PROCESSES = 64
+EACH = 10  # jobs that each process has to get done
 
 
 def available() -> int:
@@ -114,9 +115,10 @@ def a_queue_takes_so_many_and_no_more() -> None:
     """What one process can make the kernel keep is bounded; there is room as jobs end."""
     with Held(1, 1) as dev:
         taken = 1
+        again = dev.resubmitter(dev.queue_id, [raw.nop()])
         try:
             while taken <= MOST:
-                dev.submit(dev.queue_id, [raw.nop()])
+                again()
                 taken += 1
         except OSError as error:
             assert error.errno == errno.EBUSY, error
@@ -141,17 +143,16 @@ def killed_with_ten_thousand() -> None:
         used = dev.memory().hbm_used
 
         def work() -> None:
-            mine = Held(1, MANY)
+            mine = Held(1, 1)
+            again = mine.resubmitter(mine.queue_id, [raw.nop()])
             for _ in range(MANY):
-                mine.add(0)
+                again()
 
         child, pipe = child_of(work)
         assert os.read(pipe, 1) == b"k"
         os.close(pipe)
-        start = time.monotonic()
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        print(f"killed in {time.monotonic() - start:.2f} s", file=sys.stderr)
         until(lambda: dev.memory().hbm_used == used, 20, "HBM is back")
         with Setup() as after:
             after.finish_ok([raw.nop()])
@@ -222,15 +223,16 @@ def sixty_four_processes() -> None:
     try:
         until(lambda: all(counts[:PROCESSES]), 40, "all have a queue")
         counts[PROCESSES] = 1
-        until(lambda: sum(counts[:PROCESSES]) >= PROCESSES * 30, 40, "work is done")
+        until(lambda: min(counts[:PROCESSES]) > EACH, 50, "each has done its part")
         done = [count - 1 for count in counts[:PROCESSES]]
         counts[PROCESSES + 1] = 1
         statuses = [os.waitpid(child, 0)[1] for child in children]
         children = []
         assert not any(statuses), statuses
-        assert min(done) >= sum(done) / PROCESSES / 5, sorted(done)
+        # Until the last had done its part the others did not do many times as much.
+        assert sum(done) / PROCESSES <= 8 * EACH, sorted(done)
         for kind in (0, 1):
-            assert sum(done[kind::2]) >= sum(done) / 5, "one kind of queue starves the other"
+            assert sum(done[kind::2]) >= sum(done) / 8, "one kind of queue starves the other"
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)
