@@ -8,6 +8,7 @@
 #include <linux/scatterlist.h>
 #include <drm/drm_utils.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_prime.h"
@@ -221,7 +222,7 @@ static const struct vm_operations_struct vtpu_hbm_vm_ops = {
 static int vtpu_hbm_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 {
 	/* A private copy of device memory would be of no use. */
-	if (is_cow_mapping(vma->vm_flags))
+	if (vma_is_cow_mapping(vma))
 		return -EINVAL;
 
 	vm_flags_set(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP);
