@@ -8,6 +8,7 @@
 
 #include <linux/capability.h>
 #include <linux/cleanup.h>
+#include <linux/nospec.h>
 #include <linux/slab.h>
 #include <linux/string.h>
 #include <linux/uaccess.h>
@@ -17,46 +18,44 @@
 #include "vtpu_queue.h"
 #include "vtpu_regs.h"
 
-struct vtpu_counter {
-	u16 reg;
-	bool wide;
-	bool modelled;		/* there when the device times programs on a model */
-};
-
-#define COUNTER32(id, reg)	[DRM_VTPU_COUNTER_##id] = { VTPU_REG_##reg, false, false }
-#define COUNTER64(id, reg)	[DRM_VTPU_COUNTER_##id] = { VTPU_REG_##reg, true, false }
-#define MODELLED(id)		[DRM_VTPU_COUNTER_MODEL_##id] = { VTPU_REG_STAT_MODEL_##id, true, true }
+#define WIDE		BIT(0)	/* a register of 64 bits */
+#define MODELLED	BIT(1)	/* there when the device times programs on a model */
 
 /* Register 0 is the device's ID, no counter. */
+struct vtpu_counter {
+	u16 reg;
+	u16 flags;
+};
+
 static const struct vtpu_counter queue_counters[] = {
-	COUNTER64(QUEUE_BUSY_NS, Q_BUSY_NS),
-	COUNTER64(QUEUE_COMMAND_NS, Q_COMMAND_NS),
-	COUNTER64(QUEUE_INSTRUCTIONS, Q_INSTRUCTIONS),
-	COUNTER32(QUEUE_PREEMPTIONS, Q_PREEMPTIONS),
+	[DRM_VTPU_COUNTER_QUEUE_BUSY_NS] = { VTPU_REG_Q_BUSY_NS, WIDE },
+	[DRM_VTPU_COUNTER_QUEUE_COMMAND_NS] = { VTPU_REG_Q_COMMAND_NS, WIDE },
+	[DRM_VTPU_COUNTER_QUEUE_INSTRUCTIONS] = { VTPU_REG_Q_INSTRUCTIONS, WIDE },
+	[DRM_VTPU_COUNTER_QUEUE_PREEMPTIONS] = { VTPU_REG_Q_PREEMPTIONS, 0 },
 };
 
 static const struct vtpu_counter device_counters[] = {
-	COUNTER64(TIME_NS, TIME),
-	COUNTER64(BUSY_NS, STAT_BUSY_NS),
-	COUNTER64(PROGRAMS, STAT_PROGRAMS),
-	COUNTER64(INSTRUCTIONS, STAT_INSTRUCTIONS),
-	COUNTER64(HBM_BYTES, STAT_HBM_BYTES),
-	COUNTER64(ECC_CORRECTED, STAT_ECC_CORRECTED),
-	[DRM_VTPU_COUNTER_MODEL_MHZ] = { VTPU_REG_MODEL_MHZ, false, true },
-	MODELLED(CYCLES),
-	MODELLED(HBM_READ),
-	MODELLED(HBM_WRITTEN),
-	MODELLED(VMEM_BYTES),
-	MODELLED(OPS),
-	MODELLED(BUSY_SEQ),
-	MODELLED(BUSY_DMA),
-	MODELLED(BUSY_MXU),
-	MODELLED(BUSY_VPU),
-	MODELLED(BUSY_LINK),
-	MODELLED(WAIT),
-	MODELLED(FULL),
-	MODELLED(SYNC),
-	MODELLED(HBM_STALL),
+	[DRM_VTPU_COUNTER_TIME_NS] = { VTPU_REG_TIME, WIDE },
+	[DRM_VTPU_COUNTER_BUSY_NS] = { VTPU_REG_STAT_BUSY_NS, WIDE },
+	[DRM_VTPU_COUNTER_PROGRAMS] = { VTPU_REG_STAT_PROGRAMS, WIDE },
+	[DRM_VTPU_COUNTER_INSTRUCTIONS] = { VTPU_REG_STAT_INSTRUCTIONS, WIDE },
+	[DRM_VTPU_COUNTER_HBM_BYTES] = { VTPU_REG_STAT_HBM_BYTES, WIDE },
+	[DRM_VTPU_COUNTER_ECC_CORRECTED] = { VTPU_REG_STAT_ECC_CORRECTED, WIDE },
+	[DRM_VTPU_COUNTER_MODEL_MHZ] = { VTPU_REG_MODEL_MHZ, MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_CYCLES] = { VTPU_REG_STAT_MODEL_CYCLES, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_HBM_READ] = { VTPU_REG_STAT_MODEL_HBM_READ, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_HBM_WRITTEN] = { VTPU_REG_STAT_MODEL_HBM_WRITTEN, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_VMEM_BYTES] = { VTPU_REG_STAT_MODEL_VMEM_BYTES, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_OPS] = { VTPU_REG_STAT_MODEL_OPS, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_BUSY_SEQ] = { VTPU_REG_STAT_MODEL_BUSY_SEQ, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_BUSY_DMA] = { VTPU_REG_STAT_MODEL_BUSY_DMA, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_BUSY_MXU] = { VTPU_REG_STAT_MODEL_BUSY_MXU, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_BUSY_VPU] = { VTPU_REG_STAT_MODEL_BUSY_VPU, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_BUSY_LINK] = { VTPU_REG_STAT_MODEL_BUSY_LINK, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_WAIT] = { VTPU_REG_STAT_MODEL_WAIT, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_FULL] = { VTPU_REG_STAT_MODEL_FULL, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_SYNC] = { VTPU_REG_STAT_MODEL_SYNC, WIDE | MODELLED },
+	[DRM_VTPU_COUNTER_MODEL_HBM_STALL] = { VTPU_REG_STAT_MODEL_HBM_STALL, WIDE | MODELLED },
 };
 
 static int vtpu_counters_read(struct vtpu_device *vdev, const struct vtpu_counter *table,
@@ -69,13 +68,16 @@ static int vtpu_counters_read(struct vtpu_device *vdev, const struct vtpu_counte
 		u32 id = counters[i].id;
 		const struct vtpu_counter *counter;
 
-		if (id >= known || !table[id].reg || counters[i].pad)
+		if (id >= known || counters[i].pad)
 			return -EINVAL;
-		counter = &table[id];
-		if (counter->modelled && !timing)
+		counter = &table[array_index_nospec(id, known)];
+		if (!counter->reg)
+			return -EINVAL;
+		if (counter->flags & MODELLED && !timing)
 			return -EOPNOTSUPP;
-		counters[i].value = counter->wide ? vtpu_read64(vdev, counter->reg + offset) :
-						    vtpu_read(vdev, counter->reg + offset);
+		counters[i].value = counter->flags & WIDE ?
+				    vtpu_read64(vdev, counter->reg + offset) :
+				    vtpu_read(vdev, counter->reg + offset);
 	}
 	return 0;
 }

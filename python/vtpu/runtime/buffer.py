@@ -20,9 +20,9 @@ _READ_STEP = 16 << 20
 class Buffer:
     """A range of HBM or host memory at a device address.
 
-    Made by Device.buffer() or import_buffer(). close() takes it out of the device's address space once
-    no memoryview of it is left: views stay valid as long as they exist. A queue whose
-    work still uses a closed buffer faults.
+    Made by Device.buffer() or import_buffer(). close() takes it out of the device's
+    address space once no memoryview of it is left: views stay valid as long as they
+    exist. A queue whose work still uses a closed buffer faults.
     """
 
     __slots__ = (
