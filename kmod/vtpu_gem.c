@@ -198,7 +198,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	int idx;
 
 	down_read(&vdev->bar_sem);
-	if (!drm_dev_enter(&vdev->drm, &idx)) {
+	if (!vtpu_dev_enter(vdev, &idx)) {
 		up_read(&vdev->bar_sem);
 		return vtpu_hbm_fault_unplugged(vmf, bo);
 	}
@@ -208,7 +208,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
 		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
 
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	up_read(&vdev->bar_sem);
 	return ret;
 }

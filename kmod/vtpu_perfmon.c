@@ -16,7 +16,6 @@
 #include "vtpu_device.h"
 #include "vtpu_perfmon.h"
 #include "vtpu_queue.h"
-#include "vtpu_regs.h"
 
 #define WIDE		BIT(0)	/* a register of 64 bits */
 #define MODELLED	BIT(1)	/* there when the device times programs on a model */
@@ -124,10 +123,10 @@ int vtpu_perfmon_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 		return -EACCES;
 	}
 
-	ret = vtpu_peek_begin(vdev, &idx);
-	if (!ret) {
+	ret = -ENODEV;
+	if (vtpu_dev_enter(vdev, &idx)) {
 		ret = vtpu_perfmon_read(vdev, queue, counters, args->num_counters);
-		vtpu_peek_end(vdev, idx);
+		vtpu_dev_exit(vdev, idx);
 	}
 	if (queue)
 		vtpu_queue_put(queue);

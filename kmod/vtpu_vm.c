@@ -14,7 +14,7 @@
 #define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
 #define PT_ROOT_LEVEL	(VTPU_PTE_LEVELS - 1)
 
-/* ---- Page tables, under bar_sem and vm->lock, between drm_dev_enter and _exit ---- */
+/* ---- Page tables, under bar_sem and vm->lock, between vtpu_dev_enter and _exit ---- */
 
 static u64 vtpu_pt_span(unsigned int level)
 {
@@ -162,11 +162,11 @@ static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
 	int idx;
 
 	/* A device that is gone reads no tables; the last put frees them. */
-	if (va == end || !drm_dev_enter(&vm->vdev->drm, &idx))
+	if (va == end || !vtpu_dev_enter(vm->vdev, &idx))
 		return;
 	vtpu_pt_unmap(vm, vm->root, va, end, &dead);
 	vtpu_vm_flush(vm);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 
 	list_for_each_entry_safe(pt, next, &dead, dead)
 		vtpu_pt_free(vm->vdev, pt);
@@ -212,7 +212,7 @@ static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo
 	u64 va = start;
 	int ret, idx;
 
-	if (!drm_dev_enter(&vm->vdev->drm, &idx))
+	if (!vtpu_dev_enter(vm->vdev, &idx))
 		return -ENODEV;
 	if (vtpu_bo_is_hbm(bo))
 		ret = vtpu_pt_map(vm, &va, bo->hbm.start + bo_offset, mapping->node.size,
@@ -223,7 +223,7 @@ static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo
 		vtpu_vm_clear(vm, start, va);
 	else
 		wmb();	/* in HBM before any doorbell */
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 	return ret;
 }
 
@@ -361,7 +361,7 @@ static int vtpu_vm_take_context(struct vtpu_vm *vm)
 	int ret = -ENOSPC;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_contexts; i++) {
@@ -374,7 +374,7 @@ static int vtpu_vm_take_context(struct vtpu_vm *vm)
 		}
 	}
 	mutex_unlock(&vdev->reset_lock);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 
@@ -449,13 +449,13 @@ static void vtpu_vm_release(struct kref *ref)
 	 * slot may have its next owner before the flush, which does it no harm.
 	 */
 	down_read(&vdev->bar_sem);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (vtpu_dev_enter(vdev, &idx)) {
 		mutex_lock(&vdev->reset_lock);
 		vdev->contexts[vm->context] = NULL;
 		vtpu_ctx_write(vdev, vm->context, 0);
 		mutex_unlock(&vdev->reset_lock);
 		vtpu_vm_flush(vm);
-		drm_dev_exit(idx);
+		vtpu_dev_exit(vdev, idx);
 	}
 	up_read(&vdev->bar_sem);
 

@@ -282,7 +282,7 @@ struct drm_vtpu_counter {
 
 /*
  * Reads counters, one after the other. Those of the device show what others do and
- * need CAP_PERFMON (EACCES). EAGAIN while the device sleeps.
+ * need CAP_PERFMON (EACCES).
  */
 struct drm_vtpu_perfmon {
 	__u32 queue_id;		/* in: a queue's counters; 0: the device's */
