@@ -16,6 +16,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import vtpu_raw as raw
@@ -278,20 +279,18 @@ def memory_of_all_kinds_amid_unbinds() -> None:
         area = Memory(8 * PAGE)
         while not stop.is_set():
             try:
-                with Setup() as dev:
+                with Setup() as dev, ExitStack() as open_files:
                     fd, _ = udmabuf([(0, 8 * PAGE)], 8 * PAGE)
-                    fds = [fd, export(dev, dev.host), export(dev, dev.hbm)]
-                    try:
-                        for handle in (dev.userptr(area.addr, area.size), import_(dev, fd)):
-                            dev.bind(dev.vm_id, handle, AREA, 8 * PAGE)
-                            dev.finish(dev.queue_id, [raw.fill(AREA, 8 * PAGE, 1)])
-                            dev.unbind(dev.vm_id, AREA, 8 * PAGE)
-                        for shared in fds[1:]:
-                            with mmap.mmap(shared, PAGE) as view:
-                                view[0] = 1
-                    finally:
-                        for each in fds:
-                            os.close(each)
+                    open_files.callback(os.close, fd)
+                    for handle in (dev.userptr(area.addr, area.size), import_(dev, fd)):
+                        dev.bind(dev.vm_id, handle, AREA, 8 * PAGE)
+                        dev.finish(dev.queue_id, [raw.fill(AREA, 8 * PAGE, 1)])
+                        dev.unbind(dev.vm_id, AREA, 8 * PAGE)
+                    for handle in (dev.host, dev.hbm):
+                        shared = export(dev, handle)
+                        open_files.callback(os.close, shared)
+                        with mmap.mmap(shared, PAGE) as view:
+                            view[0] = 1
             except OSError as error:
                 if error.errno not in gone:
                     problems.append(traceback.format_exc())
