@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""User queues through the runtime and its binding. Runs in the guest, with programs.py beside it."""
+"""User queues through the runtime. Runs in the guest, with programs.py beside it."""
 
 from __future__ import annotations
 

@@ -185,9 +185,11 @@ def round_the_ring_in_order() -> None:
         while user.tail < total:
             for _ in range(rng.randrange(1, user.num_entries)):
                 n = user.tail + 1
-                user.put(raw.signal(dev.host_va, n) if n % 3 else raw.copy(
-                    dev.hbm_va + 8 * (n % 64), dev.host_va, 8
-                ))
+                user.put(
+                    raw.signal(dev.host_va, n)
+                    if n % 3
+                    else raw.copy(dev.hbm_va + 8 * (n % 64), dev.host_va, 8)
+                )
             user.ring_doorbell()
             user.wait(user.tail)
         for n in range(user.tail, user.tail - 64, -1):

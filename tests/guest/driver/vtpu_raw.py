@@ -70,6 +70,7 @@ IOCTLS = {
     ),
     "submit": (_W, 0x4A, "IIQQII", "queue_id flags cmds syncs num_cmds num_syncs"),
     "bo_userptr": (_RW, 0x4B, "QQII", "addr size flags handle"),
+    "perfmon": (_W, 0x4C, "IIQ", "queue_id num_counters counters"),
     "queue_map": (
         _RW,
         0x4D,
@@ -83,6 +84,14 @@ IOCTLS = {
     "prime_fd_to_handle": (_RW, 0x2E, "IIi", "handle flags fd"),
     "syncobj_create": (_RW, 0xBF, "II", "handle flags"),
     "syncobj_destroy": (_RW, 0xC0, "II", "handle pad"),
+    "syncobj_reset": (_RW, 0xC4, "QII", "handles count pad"),
+    "syncobj_signal": (_RW, 0xC5, "QII", "handles count pad"),
+    "syncobj_transfer": (
+        _RW,
+        0xCC,
+        "IIQQII",
+        "src_handle dst_handle src_point dst_point flags pad",
+    ),
     "syncobj_handle_to_fd": (_RW, 0xC1, "IIiI", "handle flags fd pad"),
     "syncobj_fd_to_handle": (_RW, 0xC2, "IIiI", "handle flags fd pad"),
     "syncobj_wait": (
@@ -268,6 +277,11 @@ class Device:
     def state(self, queue: int) -> Result:
         return self.call("queue_state", queue_id=queue)
 
+    def counters(self, queue: int, ids: list[int]) -> list[int]:
+        data = words("IIQ" * len(ids), *(word for number in ids for word in (number, 0, 0)))
+        self.call("perfmon", queue_id=queue, num_counters=len(ids), counters=buffer_address(data))
+        return [value for _, _, value in struct.iter_unpack("<IIQ", data.raw)]
+
     # Jobs
 
     def submit(self, queue: int, commands: list, syncs: list = ()) -> None:
@@ -351,9 +365,7 @@ class UserQueue:
         self.where = device.call("queue_map", queue_id=self.id)
         self.num_entries = self.where.ring_bytes // RING_ENTRY
         self.ring = mmap.mmap(device.fd, self.where.ring_bytes, offset=self.where.ring_offset)
-        self.fence = mmap.mmap(
-            device.fd, PAGE, prot=mmap.PROT_READ, offset=self.where.fence_offset
-        )
+        self.fence = mmap.mmap(device.fd, PAGE, prot=mmap.PROT_READ, offset=self.where.fence_offset)
         self.doorbell = mmap.mmap(device.fd, PAGE, offset=self.where.doorbell_offset)
         # Single accesses of eight and four bytes, which struct's are not.
         self._word = memoryview(self.fence).cast("Q")
@@ -390,9 +402,7 @@ class UserQueue:
         self._bell[0] = (self.tail if tail is None else tail) & 0xFFFFFFFF
 
     def wait(self, value: int, seconds: float = 20) -> None:
-        self.device.call(
-            "queue_wait", queue_id=self.id, value=value, timeout_ns=absolute(seconds)
-        )
+        self.device.call("queue_wait", queue_id=self.id, value=value, timeout_ns=absolute(seconds))
 
     def finish(self, *commands: tuple) -> None:
         """All of them, done."""

@@ -118,9 +118,7 @@ def test_an_entry_is_read_once(machine: Machine, queue: Queue, threads: list[int
         assert threads == [mine, mine]  # the entry and its fence
 
 
-def test_a_bad_entry_faults_its_queue(
-    machine: Machine, queue: Queue, threads: list[int]
-) -> None:
+def test_a_bad_entry_faults_its_queue(machine: Machine, queue: Queue, threads: list[int]) -> None:
     settle(machine, queue, threads)
     other = Queue(machine, 1)
     assert queue.expect_fault("NOP", b"\1")["cause"] == "BAD_COMMAND"

@@ -479,8 +479,8 @@ NOT_STATE = {
         "ops opaque hbm kernels threads schedule_seed stepped lock wake changed thread pool "
         "chip own_chip share function timer timer_thread timing_trace timing_trace_end "
         "attention stop busy lent serve_short exiting park parked running context_changed "
-        "time_base parked_ns still_ns inject_armed tlb program program_clock buffer dirty_start dirty_end "
-        "undo restartable link check_races",
+        "time_base parked_ns still_ns inject_armed tlb program program_clock buffer "
+        "dirty_start dirty_end undo restartable link check_races",
         "of the process, a property, follows from others, or empty while parked",
     ),
 }
