@@ -7,6 +7,9 @@
 #include <drm/drm_gem_shmem_helper.h>
 #include <drm/drm_mm.h>
 
+struct mem_cgroup;
+struct vtpu_vm;
+
 /*
  * A buffer: system memory through the shmem helpers, or a contiguous piece of
  * HBM. An HBM buffer uses only the GEM object of shmem.
@@ -14,14 +17,30 @@
 struct vtpu_bo {
 	struct drm_gem_shmem_object shmem;
 	u32 flags;			/* DRM_VTPU_BO_*, fixed at creation */
-	struct drm_mm_node hbm;
 	struct page *unplugged;		/* what mappings show once the device is gone; lock */
 	struct mutex lock;
 	struct list_head mappings;	/* of struct vtpu_mapping; lock */
+
+	/*
+	 * Where an HBM buffer is, for who has its lock or residency_lock;
+	 * changed only under both.
+	 */
+	bool evicted;
+	struct drm_mm_node hbm;		/* unless evicted */
+	struct file *contents;		/* if evicted: shmem, so that it can be swapped out */
+	struct mem_cgroup *memcg;	/* the creator's, charged for the contents */
+
+	struct list_head hbm_link;	/* vdev->hbm_buffers; hbm_lock */
+	u64 last_use;			/* by vdev->uses, its address spaces' apart; lock */
+	u64 age;			/* last use of all; residency_lock */
+	u64 validation;			/* the last that wants it; residency_lock */
+	struct list_head candidate;	/* for eviction; residency_lock */
 };
 
 /* The shmem helpers free what contains the object by its own address. */
 static_assert(!offsetof(struct vtpu_bo, shmem));
+
+struct vtpu_device;
 
 static inline struct vtpu_bo *to_vtpu_bo(struct drm_gem_object *obj)
 {
@@ -34,6 +53,20 @@ static inline bool vtpu_bo_is_hbm(const struct vtpu_bo *bo)
 }
 
 struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size);
+/* vtpu_contents.c */
+int vtpu_bo_save(struct vtpu_bo *bo);
+int vtpu_bo_load(struct vtpu_bo *bo);
+void vtpu_bo_drop_contents(struct vtpu_bo *bo);
+
+/* vtpu_evict.c */
+int vtpu_evict_for(struct vtpu_device *vdev, u64 size);
+int vtpu_bo_place(struct vtpu_bo *bo);
+int vtpu_bo_make_resident(struct vtpu_bo *bo);
+int vtpu_vm_lock_resident(struct vtpu_vm *vm);
+int vtpu_hbm_save_all(struct vtpu_device *vdev);
+void vtpu_hbm_restore_all(struct vtpu_device *vdev);
+
+/* vtpu_gem.c */
 int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_bo_info_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_bo_wait_ioctl(struct drm_device *drm, void *data, struct drm_file *file);

@@ -51,6 +51,8 @@ struct drm_vtpu_info {
 struct drm_vtpu_memory {
 	__u64 hbm_bytes;
 	__u64 hbm_used;		/* by all clients, with the driver's own */
+	__u64 hbm_evicted;	/* HBM buffers, in bytes, now in system memory */
+	__u64 evictions;	/* of buffers, since the driver was loaded */
 };
 
 struct drm_vtpu_reset {
