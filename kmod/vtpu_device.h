@@ -42,6 +42,7 @@
 #include <vtpu_hw.h>
 #include <drm/vtpu_accel.h>
 
+struct vtpu_coredump;
 struct vtpu_device;
 struct vtpu_hwq;
 struct vtpu_vm;
@@ -100,6 +101,8 @@ struct vtpu_device {
 	atomic64_t device_resets;
 	atomic64_t queue_resets;
 	atomic_t num_jobs;		/* not yet freed by the scheduler */
+
+	struct vtpu_coredump *coredump;	/* set once in probe */
 
 	struct completion test_irq;	/* self-test interrupt seen */
 	bool testing_irq;

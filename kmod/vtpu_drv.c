@@ -12,6 +12,7 @@
 #include <drm/drm_managed.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_coredump.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
@@ -106,6 +107,7 @@ static void vtpu_postclose(struct drm_device *drm, struct drm_file *file)
 	xa_for_each(&vfile->queues, id, queue)
 		vtpu_queue_kill(queue);
 	xa_destroy(&vfile->queues);
+	vtpu_coredump_flush(to_vtpu(drm));
 	xa_for_each(&vfile->vms, id, vm)
 		vtpu_vm_put(vm);
 	xa_destroy(&vfile->vms);
@@ -249,6 +251,9 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (ret)
 		return ret;
 	ret = vtpu_hbm_init(vdev);
+	if (ret)
+		return ret;
+	ret = vtpu_coredump_init(vdev);
 	if (ret)
 		return ret;
 

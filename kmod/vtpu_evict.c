@@ -92,23 +92,29 @@ static int vtpu_bo_evict(struct vtpu_bo *bo)
 
 /* ---- Who has to leave; residency_lock is held ---- */
 
-enum vtpu_choice {
-	VTPU_CHOOSE_IDLE,
-	VTPU_CHOOSE_ANY,
+enum vtpu_use {
+	VTPU_IDLE,
+	VTPU_IN_JOBS,
+	VTPU_PINNED,
 };
 
-/* When it was used last, by a process or by a job; false if jobs use it now. */
-static bool vtpu_bo_look_at_use(struct vtpu_bo *bo)
+/* What holds it now; and when it was used last, by a process or by a job. */
+static enum vtpu_use vtpu_bo_look_at_use(struct vtpu_bo *bo)
 {
+	enum vtpu_use use = VTPU_IDLE;
 	struct vtpu_mapping *mapping;
-	bool idle = true;
 
 	bo->age = bo->last_use;
 	list_for_each_entry(mapping, &bo->mappings, bo_link) {
-		bo->age = max(bo->age, READ_ONCE(mapping->vm->last_use));
-		idle &= dma_resv_test_signaled(&mapping->vm->resv, DMA_RESV_USAGE_BOOKKEEP);
+		struct vtpu_vm *vm = mapping->vm;
+
+		bo->age = max(bo->age, READ_ONCE(vm->last_use));
+		if (vm->pins)
+			use = VTPU_PINNED;
+		else if (!dma_resv_test_signaled(&vm->resv, DMA_RESV_USAGE_BOOKKEEP))
+			use = max(use, VTPU_IN_JOBS);
 	}
-	return idle;
+	return use;
 }
 
 static int vtpu_older_first(void *unused, const struct list_head *a, const struct list_head *b)
@@ -129,8 +135,11 @@ static void vtpu_candidates_put(struct list_head *candidates)
 	}
 }
 
-/* Buffers in HBM that the current validation does not want, the oldest first; held. */
-static void vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_choice choice,
+/*
+ * Buffers in HBM that the current validation does not want, held by nothing
+ * worse than most; the oldest first, with references.
+ */
+static void vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_use most,
 				struct list_head *candidates)
 {
 	struct vtpu_bo *bo, *next;
@@ -145,7 +154,7 @@ static void vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_choice choic
 
 	list_for_each_entry_safe(bo, next, candidates, candidate) {
 		mutex_lock(&bo->lock);
-		if (!vtpu_bo_look_at_use(bo) && choice == VTPU_CHOOSE_IDLE)
+		if (vtpu_bo_look_at_use(bo) > most)
 			list_move(&bo->candidate, &others);
 		mutex_unlock(&bo->lock);
 	}
@@ -192,23 +201,23 @@ static int vtpu_evict_list(struct list_head *victims)
 	return ret;
 }
 
-static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, enum vtpu_choice choice)
+static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, enum vtpu_use most)
 {
 	LIST_HEAD(candidates);
 	LIST_HEAD(victims);
 	int ret;
 
-	vtpu_candidates_get(vdev, choice, &candidates);
+	vtpu_candidates_get(vdev, most, &candidates);
 	ret = vtpu_choose_victims(vdev, size, &candidates, &victims);
 	vtpu_candidates_put(&candidates);
 	return ret ?: vtpu_evict_list(&victims);
 }
 
-static int vtpu_evict_all(struct vtpu_device *vdev)
+static int vtpu_evict_all(struct vtpu_device *vdev, enum vtpu_use most)
 {
 	LIST_HEAD(candidates);
 
-	vtpu_candidates_get(vdev, VTPU_CHOOSE_ANY, &candidates);
+	vtpu_candidates_get(vdev, most, &candidates);
 	return vtpu_evict_list(&candidates);
 }
 
@@ -219,9 +228,9 @@ static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 si
 
 	/* Again, because page tables are allocated without the lock. */
 	while ((ret = vtpu_hbm_place(vdev, node, size)) == -ENOSPC) {
-		ret = vtpu_evict_chosen(vdev, size, VTPU_CHOOSE_IDLE);
+		ret = vtpu_evict_chosen(vdev, size, VTPU_IDLE);
 		if (ret == -ENOSPC)
-			ret = vtpu_evict_chosen(vdev, size, VTPU_CHOOSE_ANY);
+			ret = vtpu_evict_chosen(vdev, size, VTPU_IN_JOBS);
 		if (ret)
 			break;
 	}
@@ -318,7 +327,7 @@ static int vtpu_vm_make_resident(struct vtpu_vm *vm)
 		return ret;
 	/* They lie in each other's way: from the largest on, into an empty HBM. */
 	vdev->validation++;
-	ret = vtpu_evict_all(vdev);
+	ret = vtpu_evict_all(vdev, VTPU_IN_JOBS);
 	if (ret)
 		return ret;
 	vtpu_vm_claim(vm);
@@ -429,33 +438,86 @@ int vtpu_vm_lock_resident(struct vtpu_vm *vm)
 	return vtpu_with_residency(vm->vdev, vtpu_vm_lock_resident_locked, vm);
 }
 
+static int vtpu_vm_pin_locked(void *data)
+{
+	struct vtpu_vm *vm = data;
+	int ret;
+
+	/* First: what is mapped meanwhile is seen either here or there. */
+	vm->pins++;
+	ret = vtpu_vm_make_resident(vm);
+	if (ret)
+		vm->pins--;
+	return ret;
+}
+
+/*
+ * The address space's buffers come to HBM and stay, with those that are mapped
+ * later: for queues of whose jobs the driver does not know.
+ */
+int vtpu_vm_pin(struct vtpu_vm *vm)
+{
+	return vtpu_with_residency(vm->vdev, vtpu_vm_pin_locked, vm);
+}
+
+void vtpu_vm_unpin(struct vtpu_vm *vm)
+{
+	mutex_lock(&vm->vdev->residency_lock);
+	vm->pins--;
+	mutex_unlock(&vm->vdev->residency_lock);
+}
+
+static int vtpu_vm_keep_pinned_locked(void *data)
+{
+	struct vtpu_vm *vm = data;
+
+	return vm->pins ? vtpu_vm_make_resident(vm) : 0;
+}
+
+/* After something has been mapped. */
+int vtpu_vm_keep_pinned(struct vtpu_vm *vm)
+{
+	if (!READ_ONCE(vm->pins))
+		return 0;
+	return vtpu_with_residency(vm->vdev, vtpu_vm_keep_pinned_locked, vm);
+}
+
 /* ---- Sleep that costs HBM its contents ---- */
+
+struct vtpu_save {
+	struct vtpu_device *vdev;
+	enum vtpu_use most;
+};
 
 static int vtpu_hbm_save_all_locked(void *data)
 {
-	struct vtpu_device *vdev = data;
+	const struct vtpu_save *save = data;
 
-	vdev->validation++;
-	return vtpu_evict_all(vdev);
+	save->vdev->validation++;
+	return vtpu_evict_all(save->vdev, save->most);
 }
 
 /*
  * Brings all buffers into system memory, after the jobs that use them. It
  * allocates, so it has to be called before memory and swap become short; what
- * is used afterwards comes back, so also once processes are frozen.
+ * is used afterwards comes back, so also once processes are frozen. Those that
+ * are pinned only when their queues have been stopped.
  */
-int vtpu_hbm_save_all(struct vtpu_device *vdev)
+int vtpu_hbm_save_all(struct vtpu_device *vdev, bool pinned)
 {
-	return vtpu_with_residency(vdev, vtpu_hbm_save_all_locked, vdev);
+	struct vtpu_save save = { vdev, pinned ? VTPU_PINNED : VTPU_IN_JOBS };
+
+	return vtpu_with_residency(vdev, vtpu_hbm_save_all_locked, &save);
 }
 
 /*
  * Before contexts and queues are started again: the page tables, which are
- * known here. Buffers come when they are used.
+ * known here, and what is pinned. Other buffers come when they are used.
  */
-void vtpu_hbm_restore_all(struct vtpu_device *vdev)
+int vtpu_hbm_restore_all(struct vtpu_device *vdev)
 {
 	struct vtpu_vm *vms[VTPU_NUM_CONTEXTS] = {};
+	int ret = 0;
 
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_contexts; i++) {
@@ -472,7 +534,11 @@ void vtpu_hbm_restore_all(struct vtpu_device *vdev)
 			vtpu_vm_rewrite(vms[i]);
 	mutex_unlock(&vdev->residency_lock);
 
-	for (unsigned int i = 0; i < vdev->num_contexts; i++)
-		if (vms[i])
-			vtpu_vm_put(vms[i]);
+	for (unsigned int i = 0; i < vdev->num_contexts; i++) {
+		if (!vms[i])
+			continue;
+		ret = vtpu_vm_keep_pinned(vms[i]) ?: ret;
+		vtpu_vm_put(vms[i]);
+	}
+	return ret;
 }

@@ -5,6 +5,7 @@
 #include <linux/pci.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_coredump.h"
 #include "vtpu_device.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
@@ -44,6 +45,7 @@ static void vtpu_hwq_fault(struct vtpu_hwq *hwq)
 		hwq->enabled = false;
 		if (hwq->queue->status == DRM_VTPU_QUEUE_OK)
 			vtpu_queue_record_fault(hwq, hwq->queue);
+		vtpu_coredump(hwq->vdev, hwq->queue);
 		vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_FAULTED, -EFAULT, -ECANCELED);
 	}
 	spin_unlock_irqrestore(&hwq->lock, flags);

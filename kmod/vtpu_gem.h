@@ -63,8 +63,11 @@ int vtpu_evict_for(struct vtpu_device *vdev, u64 size);
 int vtpu_bo_place(struct vtpu_bo *bo);
 int vtpu_bo_make_resident(struct vtpu_bo *bo);
 int vtpu_vm_lock_resident(struct vtpu_vm *vm);
-int vtpu_hbm_save_all(struct vtpu_device *vdev);
-void vtpu_hbm_restore_all(struct vtpu_device *vdev);
+int vtpu_vm_pin(struct vtpu_vm *vm);
+void vtpu_vm_unpin(struct vtpu_vm *vm);
+int vtpu_vm_keep_pinned(struct vtpu_vm *vm);
+int vtpu_hbm_save_all(struct vtpu_device *vdev, bool pinned);
+int vtpu_hbm_restore_all(struct vtpu_device *vdev);
 
 /* vtpu_gem.c */
 int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);

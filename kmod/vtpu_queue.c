@@ -6,6 +6,7 @@
 #include <linux/iopoll.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_coredump.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
 #include "vtpu_vm.h"
@@ -179,6 +180,7 @@ void vtpu_hwq_hang(struct vtpu_hwq *hwq)
 {
 	struct vtpu_device *vdev = hwq->vdev;
 
+	vtpu_coredump(vdev, hwq->queue);
 	if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_HUNG)) {
 		drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
 			hwq->index);
@@ -332,6 +334,8 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 	queue->vm = vm;
 	queue->priority = args->priority;
 	queue->timeout_ms = args->timeout_ms;
+	queue->pid = task_tgid_nr(current);
+	get_task_comm(queue->comm, current);
 	queue->fault_pc = U32_MAX;
 
 	ret = vtpu_queue_take_hwq(vdev, queue);

@@ -4,11 +4,13 @@
 
 #include <linux/kref.h>
 #include <linux/list.h>
+#include <linux/sched.h>
 #include <linux/spinlock.h>
 #include <drm/gpu_scheduler.h>
 
 #include "vtpu_device.h"
 
+struct drm_printer;
 struct vtpu_fence;
 struct vtpu_vm;
 
@@ -64,6 +66,8 @@ struct vtpu_queue {
 	struct drm_sched_entity entity;
 	u32 priority;
 	u32 timeout_ms;
+	pid_t pid;			/* who created it */
+	char comm[TASK_COMM_LEN];
 	bool dead;			/* takes no jobs; dma_resv of the VM */
 
 	/* hwq->lock, and constant once the queue is not OK. */
@@ -98,6 +102,11 @@ void vtpu_queue_kill(struct vtpu_queue *queue);
 int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_queue_destroy_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_queue_state_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+
+/* vtpu_ring.c */
+u64 vtpu_ring_entry_get(const struct vtpu_ring_entry *entry, unsigned int offset,
+			unsigned int size);
+void vtpu_ring_entry_print(const struct vtpu_ring_entry *entry, u32 n, struct drm_printer *p);
 
 /* vtpu_sched.c */
 int vtpu_sched_init(struct vtpu_hwq *hwq);

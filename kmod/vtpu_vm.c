@@ -243,27 +243,6 @@ static int vtpu_vm_map_once(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	return ret;
 }
 
-static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
-		       const struct drm_vtpu_vm_bind *args)
-{
-	/* At most a table for each huge page, two at the ends of each upper level. */
-	u64 tables = args->size / VTPU_HUGE_PAGE_BYTES + 2 * VTPU_PTE_LEVELS;
-	int ret;
-
-	if (!vtpu_bo_is_hbm(bo)) {
-		/* Ahead, because it takes the buffer's dma_resv. */
-		struct sg_table *sgt = drm_gem_shmem_get_pages_sgt(&bo->shmem);
-
-		if (IS_ERR(sgt))
-			return PTR_ERR(sgt);
-	}
-	ret = vtpu_vm_map_once(vm, bo, args);
-	if (ret != -ENOSPC)
-		return ret;
-	ret = vtpu_evict_for(vm->vdev, tables * VTPU_PAGE_BYTES);
-	return ret ?: vtpu_vm_map_once(vm, bo, args);
-}
-
 static struct vtpu_mapping *vtpu_vm_find(struct vtpu_vm *vm, u64 va, u64 size)
 {
 	struct drm_mm_node *node;
@@ -310,6 +289,34 @@ static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 	if (!ret)
 		drm_gem_object_put(&bo->shmem.base);
 	drm_gem_object_put(&bo->shmem.base);
+	return ret;
+}
+
+static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
+		       const struct drm_vtpu_vm_bind *args)
+{
+	/* At most a table for each huge page, two at the ends of each upper level. */
+	u64 tables = args->size / VTPU_HUGE_PAGE_BYTES + 2 * VTPU_PTE_LEVELS;
+	int ret;
+
+	if (!vtpu_bo_is_hbm(bo)) {
+		/* Ahead, because it takes the buffer's dma_resv. */
+		struct sg_table *sgt = drm_gem_shmem_get_pages_sgt(&bo->shmem);
+
+		if (IS_ERR(sgt))
+			return PTR_ERR(sgt);
+	}
+	ret = vtpu_vm_map_once(vm, bo, args);
+	if (ret == -ENOSPC) {
+		ret = vtpu_evict_for(vm->vdev, tables * VTPU_PAGE_BYTES);
+		if (!ret)
+			ret = vtpu_vm_map_once(vm, bo, args);
+	}
+	if (ret)
+		return ret;
+	ret = vtpu_vm_keep_pinned(vm);
+	if (ret)
+		vtpu_vm_unmap(vm, args->va, args->size);
 	return ret;
 }
 

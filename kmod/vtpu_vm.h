@@ -32,7 +32,7 @@ struct vtpu_mapping {
 	struct drm_mm_node node;	/* in vm->mm; vm->lock */
 	struct vtpu_vm *vm;
 	struct vtpu_bo *bo;
-	u64 bo_offset;
+	u64 bo_offset;			/* where in the buffer it begins */
 	u64 rights;			/* bits of its leaves */
 	struct list_head bo_link;	/* bo->lock */
 	struct list_head evicted_link;	/* vm->evicted; vm->lock */
@@ -55,6 +55,7 @@ struct vtpu_vm {
 	 */
 	struct dma_resv resv;
 	u64 last_use;			/* by vdev->uses; written under resv */
+	unsigned int pins;		/* its buffers stay in HBM; residency_lock */
 
 	struct mutex lock;		/* MAP and UNMAP, one at a time */
 	struct drm_mm mm;		/* of vtpu_mapping; lock */
