@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""HBM that is short: eviction, and coming back. Runs in a guest with little of it, as root:
-
-    python3 memory_cases.py [NAME ...]
-"""
+"""HBM that is short: eviction, and coming back. Runs in a guest with little of it, as root."""
 
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import signal
 import sys
@@ -32,14 +30,32 @@ def memory(dev: Device) -> Result:
     return dev.query(1, "QQQQ", "hbm_bytes hbm_used hbm_evicted evictions")
 
 
+def share(dev: Device, part: float) -> int:
+    """Bytes: a part of HBM, in whole pages."""
+    return int(memory(dev).hbm_bytes * part) // PAGE * PAGE
+
+
+@functools.cache
+def numbered(size: int) -> bytes:
+    return b"".join(page.to_bytes(8, "little") * (PAGE // 8) for page in range(size // PAGE))
+
+
 def pages_of(seed: int, size: int) -> bytes:
-    """Each page says whose and which it is."""
-    return b"".join(
-        (seed << 32 | page).to_bytes(8, "little") * (PAGE // 8) for page in range(size // PAGE)
-    )
+    """Each page says which it is; the first is number seed, modulo their number."""
+    return numbered(size)[seed * PAGE :] + numbered(size)[: seed * PAGE]
 
 
-class Client(Device):
+class User(Device):
+    def write(self, handle: int, data: bytes) -> None:
+        with self.map(handle) as view:
+            view[:] = data
+
+    def read(self, handle: int) -> bytes:
+        with self.map(handle) as view:
+            return view[:]
+
+
+class Client(User):
     """A file with an address space, a queue, and a page of system memory at VA."""
 
     def __init__(self) -> None:
@@ -61,14 +77,6 @@ class Client(Device):
         self.bind(self.vm_id, handle, self.free, size)
         return self.free
 
-    def write(self, handle: int, data: bytes) -> None:
-        with self.map(handle) as view:
-            view[:] = data
-
-    def read(self, handle: int) -> bytes:
-        with self.map(handle) as view:
-            return view[:]
-
     def finish_ok(self, commands: list) -> None:
         got = self.finish(self.queue_id, commands, seconds=40)
         assert got == 1, f"fence {got}, state {self.state(self.queue_id)}"
@@ -83,7 +91,7 @@ def push_out(dev: Device) -> None:
     """Everything that is not in use leaves HBM."""
     before = memory(dev).evictions
     with Device() as other:
-        other.bo(memory(other).hbm_bytes * 250 // 256, HBM)
+        other.bo(share(other, 254 / 256), HBM)
     assert memory(dev).evictions > before
 
 
@@ -119,8 +127,8 @@ def more_buffers_than_hbm() -> None:
     """Twice as much, written and read by the processor alone."""
     with Device() as dev:
         used = memory(dev)
-        size = 32 * MIB
-        handles = [dev.bo(size, HBM) for _ in range(2 * used.hbm_bytes // size)]
+        size = used.hbm_bytes // 8
+        handles = [dev.bo(size, HBM) for _ in range(16)]
         views = [dev.map(handle) for handle in handles]
         for seed, view in enumerate(views):
             view[:] = pages_of(seed, size)
@@ -153,7 +161,7 @@ def a_mapping_lives_through_eviction() -> None:
             push_out(dev)
             # The device reads what the processor wrote, and the other way round.
             assert dev.word(va + PAGE) == int.from_bytes(b"by hand!", "little")
-            assert dev.word(va + size - 8) == 7 << 32 | (size // PAGE - 1)
+            assert dev.word(va + size - 8) == 6
             dev.finish_ok([raw.fill(va + 2 * PAGE, PAGE, 0x1234)])
             push_out(dev)
             assert view[2 * PAGE : 3 * PAGE] == (0x1234).to_bytes(4, "little") * (PAGE // 4)
@@ -176,22 +184,22 @@ def a_buffer_in_two_address_spaces() -> None:
         dev.bind(vm, handle, VA + 2 * STRIDE, MIB, offset=MIB)
         unused = dev.place(handle, size)
         dev.unbind(dev.vm_id, unused, size)
-        for va, page in ((VA + STRIDE, 2 * MIB // PAGE), (VA + 2 * STRIDE, MIB // PAGE)):
+        for va, offset in ((VA + STRIDE, 2 * MIB), (VA + 2 * STRIDE, MIB)):
             assert dev.finish(queue, [raw.copy(VA, va, 8)]) == 1
-            assert int.from_bytes(dev.page[:8], "little") == 3 << 32 | page
-        assert dev.word(one + PAGE) == 3 << 32 | 1
+            assert int.from_bytes(dev.page[:8], "little") == 3 + offset // PAGE
+        assert dev.word(one + PAGE) == 4
 
 
 @case
 def what_is_new_is_zero() -> None:
     """Though it gets the place of what was evicted."""
-    with Device() as dev:
-        size = memory(dev).hbm_bytes // 2
+    with User() as dev:
+        size = share(dev, 0.5)
         old = dev.bo(size, HBM)
         dev.write(old, b"\xa5" * size)
         for _ in range(2):
             new = dev.bo(size, HBM)
-            assert not any(dev.read(new))
+            assert dev.read(new) == bytes(size)
         assert dev.read(old) == b"\xa5" * size
 
 
@@ -207,7 +215,7 @@ def worker(number: int, rounds: int) -> None:
         return (rng[0] >> 33) % limit
 
     with Client() as dev:
-        size = memory(dev).hbm_bytes * 2 // 10 // PAGE * PAGE
+        size = share(dev, 0.2)
         handles = [dev.bo(size, HBM) for _ in range(3)]
         vas = [dev.place(handle, size) for handle in handles]
         pages: dict[tuple[int, int], int] = {}
@@ -249,7 +257,7 @@ def processes_take_hbm_from_each_other() -> None:
 def a_job_keeps_what_it_uses() -> None:
     """Who needs its place waits for it, and holds up nobody meanwhile."""
     with Client() as dev:
-        size = memory(dev).hbm_bytes * 7 // 10
+        size = share(dev, 0.7)
         handle = dev.bo(size, HBM)
         dev.write(handle, pages_of(5, size))
         va = dev.place(handle, size)
@@ -276,17 +284,17 @@ def a_job_keeps_what_it_uses() -> None:
             dev.submit(second, [raw.signal(VA, value)])
         dev.wait(sync)
         assert dev.fence_error(sync) == 1
-        assert int.from_bytes(dev.page[8:16], "little") == 5 << 32 | (size // PAGE - 1)
+        assert int.from_bytes(dev.page[8:16], "little") == 4
         thread.join(30)
         assert not thread.is_alive() and not problems, problems
         assert memory(dev).evictions == evictions + 1
-        assert dev.word(va) == 5 << 32
+        assert dev.word(va) == 5
 
 
 @case
 def jobs_that_do_not_end_keep_it() -> None:
     with Client() as dev:
-        size = memory(dev).hbm_bytes * 7 // 10
+        size = share(dev, 0.7)
         va = dev.place(dev.bo(size, HBM), size)
         queue = dev.queue(dev.vm_id, timeout_ms=60000)
         dev.submit(queue, [raw.wait(va, 1)])
@@ -303,7 +311,7 @@ def more_in_one_address_space_than_hbm() -> None:
     with Client() as dev:
         with raises(errno.ENOSPC):
             dev.bo(memory(dev).hbm_bytes, HBM)
-        size = memory(dev).hbm_bytes * 4 // 10
+        size = share(dev, 0.4)
         vas = [dev.place(dev.bo(size, HBM), size) for _ in range(3)]
         evictions = memory(dev).evictions
         for _ in range(3):
@@ -320,16 +328,16 @@ def more_in_one_address_space_than_hbm() -> None:
 def buffers_in_each_others_way() -> None:
     """Together they just fit into HBM, but not into what is left between them."""
     with Client() as dev:
-        unit = memory(dev).hbm_bytes // 256
-        x = dev.bo(100 * unit, HBM)
-        middle = dev.bo(50 * unit, HBM)
-        y = dev.bo(100 * unit, HBM)
+        sizes = share(dev, 6 / 16), share(dev, 6 / 16), share(dev, 3.5 / 16)
+        x = dev.bo(sizes[0], HBM)
+        middle = dev.bo(share(dev, 3 / 16), HBM)
+        y = dev.bo(sizes[1], HBM)
         dev.close_bo(middle)
         evictions = memory(dev).evictions
-        z = dev.bo(54 * unit, HBM)
+        z = dev.bo(sizes[2], HBM)
         # x had to go, and z lies where it was.
         assert memory(dev).evictions == evictions + 1
-        vas = [dev.place(*bo) for bo in ((x, 100 * unit), (y, 100 * unit), (z, 54 * unit))]
+        vas = [dev.place(*bo) for bo in zip((x, y, z), sizes, strict=True)]
         for number, va in enumerate(vas):
             dev.finish_ok([raw.fill(va, 8, number + 1)])
         for number, handle in enumerate((x, y, z)):
@@ -343,16 +351,11 @@ def page_tables_take_the_place_of_buffers() -> None:
     """More of them than fit into their own part of HBM."""
     with Client() as dev:
         total = memory(dev).hbm_bytes
-        pool = [dev.bo(16 * MIB, HBM) for _ in range(total // (16 * MIB) - 1)]
-        while True:
-            try:
-                used = memory(dev).hbm_used
-                pool.append(dev.bo(PAGE * 16, HBM))
-            finally:
-                full = memory(dev)
-            if full.hbm_used <= used:
-                break
-        evictions = full.evictions
+        for_buffers = total - total // 256
+        pool = [dev.bo(total // 16, HBM) for _ in range(15)]
+        pool.append(dev.bo(for_buffers - 15 * (total // 16), HBM))
+        evictions = memory(dev).evictions
+        assert memory(dev).hbm_evicted == 0
         count = total // 256 // PAGE
         for i in range(count):
             dev.bind(dev.vm_id, dev.host, (64 << 30) + (i << 30), PAGE)
@@ -360,14 +363,15 @@ def page_tables_take_the_place_of_buffers() -> None:
         dev.finish_ok([raw.fill((64 << 30) + ((count - 1) << 30), 8, 77)])
         assert dev.page[:4] == (77).to_bytes(4, "little")
         # Buffers still find room around them.
-        dev.read(pool[0])
+        for handle in pool:
+            dev.read(handle)
 
 
 # ---- System memory ----
 
 
 @contextmanager
-def cgroup(name: str, limit: int) -> Iterator[Path]:
+def cgroup(name: str) -> Iterator[Path]:
     if not Path(CGROUPS, "cgroup.controllers").exists():
         os.makedirs(CGROUPS, exist_ok=True)
         assert os.system(f"mount -t cgroup2 none {CGROUPS}") == 0
@@ -375,8 +379,6 @@ def cgroup(name: str, limit: int) -> Iterator[Path]:
     group = Path(CGROUPS, name)
     group.mkdir()
     try:
-        (group / "memory.max").write_text(str(limit))
-        (group / "memory.oom.group").write_text("1")
         yield group
     finally:
         until(lambda: not (group / "cgroup.procs").read_text(), 5, "its processes have ended")
@@ -391,8 +393,8 @@ def shmem_of(group: Path) -> int:
 @case
 def contents_are_charged_to_who_made_the_buffer() -> None:
     """To its memory cgroup. When that is full others are refused, and nobody is killed."""
-    with Device() as dev, cgroup("vtpu-test", 64 * MIB) as group:
-        size = memory(dev).hbm_bytes // 2
+    with Device() as dev, cgroup("vtpu-test") as group:
+        size = share(dev, 0.5)
         ready, go = os.pipe(), os.pipe()
 
         def owner() -> None:
@@ -411,14 +413,16 @@ def contents_are_charged_to_who_made_the_buffer() -> None:
         with processes([owner]):
             assert os.read(ready[0], 1) == b"r"
             assert shmem_of(group) < MIB
+            used = int((group / "memory.current").read_text())
+            (group / "memory.max").write_text(str(used + size // 2))
             before = memory(dev)
             with raises(errno.ENOMEM):
-                dev.bo(size * 3 // 2, HBM)
+                dev.bo(share(dev, 0.75), HBM)
             after = memory(dev)
             assert (after.hbm_used, after.hbm_evicted) == (before.hbm_used, before.hbm_evicted)
             assert shmem_of(group) < MIB
-            (group / "memory.max").write_text(str(2 * size))
-            handle = dev.bo(size * 3 // 2, HBM)
+            (group / "memory.max").write_text("max")
+            handle = dev.bo(share(dev, 0.75), HBM)
             assert shmem_of(group) >= size
             dev.close_bo(handle)
             os.write(go[1], b"g")
@@ -441,7 +445,7 @@ def storm() -> None:
             while time.monotonic() < stop:
                 turn += 1
                 with Client() as dev:
-                    size = memory(dev).hbm_bytes // (3 + (turn + number) % 5) // PAGE * PAGE
+                    size = share(dev, 1 / (3 + (turn + number) % 5))
                     handle = dev.bo(size, HBM)
                     va = dev.place(handle, size)
                     mark = number << 16 | turn
@@ -450,7 +454,7 @@ def storm() -> None:
                         with dev.map(handle) as view:
                             end = view[size - PAGE :]
                             assert end == mark.to_bytes(4, "little") * (PAGE // 4)
-                            assert not any(view[:PAGE])
+                            assert view[:PAGE] == bytes(PAGE)
         except BaseException:
             problems.append(traceback.format_exc())
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.guest
 def results() -> Iterator[dict[str, dict[str, Any]]]:
     from vtpu_guest import Guest
 
-    with Guest(device="hbm-size=256M") as guest:
+    with Guest(device="hbm-size=32M") as guest:
         guest.run(["mkdir", "-p", FOLDER]).check()
         for name in ("vtpu_raw.py", "cases.py", "memory_cases.py"):
             guest.put(HERE / name, f"{FOLDER}/{name}")
