@@ -9,6 +9,8 @@
  *   vtpu_device.residency_lock
  *                        who moves buffers between HBM and system memory
  *   vtpu_bo.lock         where a buffer is, and the list of its mappings
+ *   vtpu_device.dma_lock which buffers are mapped for DMA; dma_resv of buffers,
+ *                        their own or their exporters', are taken under it
  *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_device.bar_sem  taken by who reaches HBM or page tables through the
  *                        BAR, processes' page faults among them. A function
@@ -22,6 +24,9 @@
  *                        nothing may be allocated or faulted in under it.
  *   vtpu_hwq.lock        spinlock, interrupts off: jobs in flight, and it is
  *                        the lock of their fences
+ *   vtpu_device.users_lock
+ *                        what each user holds; under vtpu_file.lock, with none
+ *                        of the others
  *
  * Hardware is touched only between drm_dev_enter() and drm_dev_exit().
  */
@@ -45,6 +50,7 @@
 struct vtpu_coredump;
 struct vtpu_device;
 struct vtpu_hwq;
+struct vtpu_user;
 struct vtpu_vm;
 
 /*
@@ -98,6 +104,12 @@ struct vtpu_device {
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
 	bool wedged;			/* given up, starts no queue; reset_lock */
 
+	struct mutex dma_lock;		/* see above */
+	struct list_head dma_bos;	/* of struct vtpu_bo; dma_lock */
+
+	struct mutex users_lock;	/* see above */
+	struct list_head users;		/* of struct vtpu_user; users_lock */
+
 	atomic64_t device_resets;
 	atomic64_t queue_resets;
 	atomic_t num_jobs;		/* not yet freed by the scheduler */
@@ -110,6 +122,7 @@ struct vtpu_device {
 
 /* An open file. Handles live and die with it. */
 struct vtpu_file {
+	struct vtpu_user *user;
 	struct mutex lock;		/* pairs a look-up with its consequence */
 	struct xarray vms;		/* vm_id -> struct vtpu_vm */
 	struct xarray queues;		/* queue_id -> struct vtpu_queue */

@@ -16,7 +16,10 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
+#include "vtpu_prime.h"
 #include "vtpu_queue.h"
+#include "vtpu_user.h"
+#include "vtpu_userptr.h"
 #include "vtpu_vm.h"
 
 /* ---- DEV_QUERY ---- */
@@ -89,6 +92,11 @@ static int vtpu_open(struct drm_device *drm, struct drm_file *file)
 
 	if (!vfile)
 		return -ENOMEM;
+	vfile->user = vtpu_user_get(to_vtpu(drm));
+	if (!vfile->user) {
+		kfree(vfile);
+		return -ENOMEM;
+	}
 	mutex_init(&vfile->lock);
 	xa_init_flags(&vfile->vms, XA_FLAGS_ALLOC1);
 	xa_init_flags(&vfile->queues, XA_FLAGS_ALLOC1);
@@ -112,6 +120,7 @@ static void vtpu_postclose(struct drm_device *drm, struct drm_file *file)
 		vtpu_vm_put(vm);
 	xa_destroy(&vfile->vms);
 	mutex_destroy(&vfile->lock);
+	vtpu_user_put(vfile->user);
 	kfree(vfile);
 }
 
@@ -127,6 +136,7 @@ static const struct drm_ioctl_desc vtpu_ioctls[] = {
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_DESTROY, vtpu_queue_destroy_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_STATE, vtpu_queue_state_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_SUBMIT, vtpu_submit_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_BO_USERPTR, vtpu_bo_userptr_ioctl, 0),
 };
 
 DEFINE_DRM_ACCEL_FOPS(vtpu_fops);
@@ -137,6 +147,8 @@ static const struct drm_driver vtpu_drm_driver = {
 	.open = vtpu_open,
 	.postclose = vtpu_postclose,
 	.gem_create_object = vtpu_gem_create_object,
+	.gem_prime_import = vtpu_gem_prime_import,
+	.gem_prime_import_sg_table = vtpu_gem_prime_import_sg_table,
 	.ioctls = vtpu_ioctls,
 	.num_ioctls = ARRAY_SIZE(vtpu_ioctls),
 	.fops = &vtpu_fops,
@@ -234,6 +246,14 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = drmm_mutex_init(&vdev->drm, &vdev->reset_lock);
 	if (ret)
 		return ret;
+	ret = drmm_mutex_init(&vdev->drm, &vdev->dma_lock);
+	if (ret)
+		return ret;
+	INIT_LIST_HEAD(&vdev->dma_bos);
+	ret = drmm_mutex_init(&vdev->drm, &vdev->users_lock);
+	if (ret)
+		return ret;
+	INIT_LIST_HEAD(&vdev->users);
 	ret = vtpu_wq_init(vdev);
 	if (ret)
 		return ret;
@@ -250,6 +270,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 	if (ret)
 		return ret;
+	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 	ret = vtpu_hbm_init(vdev);
 	if (ret)
 		return ret;
@@ -308,6 +329,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 	mutex_unlock(&vdev->reset_lock);
 	pci_clear_master(pdev);
 	drm_dev_unplug(&vdev->drm);
+	vtpu_gem_unmap_dma(vdev);
 }
 
 static void vtpu_shutdown(struct pci_dev *pdev)

@@ -9,6 +9,7 @@
 #include "vtpu_coredump.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_user.h"
 #include "vtpu_vm.h"
 
 #define STOP_POLL_US		10
@@ -314,12 +315,14 @@ void vtpu_queue_kill(struct vtpu_queue *queue)
 
 	drm_sched_entity_fini(&queue->entity);
 	vtpu_queue_return_hwq(queue);
+	vtpu_user_uncharge(queue->user, VTPU_USER_QUEUES);
 	queue->vm = NULL;
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
 }
 
-static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtpu_vm *vm,
+static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtpu_user *user,
+					    struct vtpu_vm *vm,
 					    const struct drm_vtpu_queue_create *args)
 {
 	struct drm_gpu_scheduler *sched;
@@ -337,10 +340,14 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 	queue->pid = task_tgid_nr(current);
 	get_task_comm(queue->comm, current);
 	queue->fault_pc = U32_MAX;
+	queue->user = user;
 
-	ret = vtpu_queue_take_hwq(vdev, queue);
+	ret = vtpu_user_charge(user, VTPU_USER_QUEUES);
 	if (ret)
 		goto err_free;
+	ret = vtpu_queue_take_hwq(vdev, queue);
+	if (ret)
+		goto err_user;
 	sched = &queue->hwq->sched;
 	ret = drm_sched_entity_init(&queue->entity, DRM_SCHED_PRIORITY_NORMAL, &sched, 1, NULL);
 	if (ret)
@@ -349,6 +356,8 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 
 err_hwq:
 	vtpu_queue_return_hwq(queue);
+err_user:
+	vtpu_user_uncharge(user, VTPU_USER_QUEUES);
 err_free:
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
@@ -382,7 +391,7 @@ int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file 
 		ret = ret == -EBUSY ? -ENOSPC : ret;
 		goto unlock;
 	}
-	queue = vtpu_queue_create(to_vtpu(drm), vm, args);
+	queue = vtpu_queue_create(to_vtpu(drm), vfile->user, vm, args);
 	if (IS_ERR(queue)) {
 		xa_erase(&vfile->queues, args->queue_id);
 		ret = PTR_ERR(queue);

@@ -63,6 +63,7 @@ struct vtpu_queue {
 	struct kref ref;		/* the file, and each job */
 	struct vtpu_hwq *hwq;
 	struct vtpu_vm *vm;		/* held until vtpu_queue_kill() */
+	struct vtpu_user *user;		/* charged for the hardware queue */
 	struct drm_sched_entity entity;
 	u32 priority;
 	u32 timeout_ms;

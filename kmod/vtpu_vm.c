@@ -8,6 +8,7 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
+#include "vtpu_user.h"
 #include "vtpu_vm.h"
 
 /* ---- The device and the tables ---- */
@@ -64,18 +65,12 @@ static int vtpu_vm_fill_host(struct vtpu_mapping *mapping, u64 *va, bool again)
 	u64 skip = mapping->bo_offset;
 	struct scatterlist *sg;
 	unsigned int i;
-	int ret = 0;
 
 	for_each_sgtable_dma_sg(mapping->bo->shmem.sgt, sg, i) {
 		u64 addr = sg_dma_address(sg);
 		u64 size = sg_dma_len(sg);
+		int ret;
 
-		/* Its copy and the buffer would differ, without anybody noticing. */
-		if (dma_need_sync(vm->vdev->drm.dev, addr)) {
-			dev_err_once(vm->vdev->drm.dev,
-				     "system memory only through bounce buffers: not supported\n");
-			return -EOPNOTSUPP;
-		}
 		if (skip >= size) {
 			skip -= size;
 			continue;
@@ -84,9 +79,10 @@ static int vtpu_vm_fill_host(struct vtpu_mapping *mapping, u64 *va, bool again)
 		ret = vtpu_pt_map(vm, va, addr + skip, size, bits, again);
 		skip = 0;
 		if (ret || *va == end)
-			break;
+			return ret;
 	}
-	return ret;
+	/* The table is shorter than the buffer. */
+	return -EINVAL;
 }
 
 /*
@@ -292,6 +288,18 @@ static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 	return ret;
 }
 
+static int vtpu_vm_map_dma(struct vtpu_vm *vm, struct vtpu_bo *bo)
+{
+	struct sg_table *sgt;
+	int idx;
+
+	if (!drm_dev_enter(&vm->vdev->drm, &idx))
+		return -ENODEV;
+	sgt = vtpu_bo_sgt(bo);
+	drm_dev_exit(idx);
+	return PTR_ERR_OR_ZERO(sgt);
+}
+
 static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 		       const struct drm_vtpu_vm_bind *args)
 {
@@ -299,12 +307,11 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	u64 tables = args->size / VTPU_HUGE_PAGE_BYTES + 2 * VTPU_PTE_LEVELS;
 	int ret;
 
+	/* Ahead, because it takes the buffer's dma_resv. */
 	if (!vtpu_bo_is_hbm(bo)) {
-		/* Ahead, because it takes the buffer's dma_resv. */
-		struct sg_table *sgt = drm_gem_shmem_get_pages_sgt(&bo->shmem);
-
-		if (IS_ERR(sgt))
-			return PTR_ERR(sgt);
+		ret = vtpu_vm_map_dma(vm, bo);
+		if (ret)
+			return ret;
 	}
 	ret = vtpu_vm_map_once(vm, bo, args);
 	if (ret == -ENOSPC) {
@@ -349,6 +356,8 @@ int vtpu_vm_bind_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 			break;
 		if (check_add_overflow(args->bo_offset, args->size, &end) || end > obj->size)
 			ret = -EINVAL;
+		else if (args->flags & DRM_VTPU_VM_WRITE && to_vtpu_bo(obj)->read_only)
+			ret = -EACCES;
 		else
 			ret = vtpu_vm_map(vm, to_vtpu_bo(obj), args);
 		drm_gem_object_put(obj);
@@ -425,7 +434,7 @@ static struct vtpu_pt *vtpu_vm_alloc_root(struct vtpu_device *vdev)
 	return root;
 }
 
-static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
+static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user *user)
 {
 	struct vtpu_vm *vm;
 	int ret;
@@ -434,12 +443,16 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 	if (!vm)
 		return ERR_PTR(-ENOMEM);
 	vm->vdev = vdev;
+	vm->user = user;
+	ret = vtpu_user_charge(user, VTPU_USER_CONTEXTS);
+	if (ret)
+		goto err_free;
 	vm->root = vtpu_vm_alloc_root(vdev);
 	if (vm->root == ERR_PTR(-ENOSPC) && !vtpu_evict_for(vdev, VTPU_PAGE_BYTES))
 		vm->root = vtpu_vm_alloc_root(vdev);
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);
-		goto err_free;
+		goto err_user;
 	}
 	ret = vtpu_vm_take_context(vm);
 	if (ret)
@@ -454,6 +467,8 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 
 err_root:
 	vtpu_pt_free(vdev, vm->root);
+err_user:
+	vtpu_user_uncharge(user, VTPU_USER_CONTEXTS);
 err_free:
 	kfree(vm);
 	return ERR_PTR(ret);
@@ -497,6 +512,7 @@ static void vtpu_vm_release(struct kref *ref)
 	vtpu_pt_free(vdev, vm->root);
 	dma_resv_fini(&vm->resv);
 	mutex_destroy(&vm->lock);
+	vtpu_user_uncharge(vm->user, VTPU_USER_CONTEXTS);
 	kfree(vm);
 }
 
@@ -527,7 +543,7 @@ int vtpu_vm_create_ioctl(struct drm_device *drm, void *data, struct drm_file *fi
 	if (args->flags)
 		return -EINVAL;
 
-	vm = vtpu_vm_create(to_vtpu(drm));
+	vm = vtpu_vm_create(to_vtpu(drm), vfile->user);
 	if (IS_ERR(vm))
 		return PTR_ERR(vm);
 
