@@ -14,6 +14,7 @@
 
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_pm.h"
 
 /* Between one page and the next a reset of the function may come in between. */
 static int vtpu_hbm_read_page(struct vtpu_device *vdev, void *to, u64 from)
@@ -24,9 +25,9 @@ static int vtpu_hbm_read_page(struct vtpu_device *vdev, void *to, u64 from)
 	int idx;
 
 	down_read(&vdev->bar_sem);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (vtpu_dev_enter(vdev, &idx)) {
 		drm_memcpy_from_wc(&dst, &src, PAGE_SIZE);
-		drm_dev_exit(idx);
+		vtpu_dev_exit(vdev, idx);
 		ret = 0;
 	}
 	up_read(&vdev->bar_sem);
@@ -39,9 +40,9 @@ static int vtpu_hbm_write_page(struct vtpu_device *vdev, u64 to, const void *fro
 	int idx;
 
 	down_read(&vdev->bar_sem);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (vtpu_dev_enter(vdev, &idx)) {
 		__iowrite64_copy(vdev->hbm + to, from, PAGE_SIZE / sizeof(u64));
-		drm_dev_exit(idx);
+		vtpu_dev_exit(vdev, idx);
 		ret = 0;
 	}
 	up_read(&vdev->bar_sem);

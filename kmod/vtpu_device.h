@@ -28,7 +28,10 @@
  *                        what each user holds; under vtpu_file.lock, with none
  *                        of the others
  *
- * Hardware is touched only between drm_dev_enter() and drm_dev_exit().
+ * Hardware is touched only while it is there and awake: between vtpu_dev_enter()
+ * and vtpu_dev_exit(). A job keeps it awake from SUBMIT until it is freed, so what
+ * has one needs drm_dev_enter() alone, and so do interrupts. vtpu_dev_enter() may
+ * wake the device and is not called under reset_lock.
  */
 #ifndef _VTPU_DEVICE_H_
 #define _VTPU_DEVICE_H_
@@ -36,6 +39,7 @@
 #include <linux/completion.h>
 #include <linux/io.h>
 #include <linux/mutex.h>
+#include <linux/notifier.h>
 #include <linux/pci.h>
 #include <linux/rwsem.h>
 #include <linux/xarray.h>
@@ -103,6 +107,11 @@ struct vtpu_device {
 	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
 	bool wedged;			/* given up, starts no queue; reset_lock */
+	bool asleep;			/* the machine is: schedulers stay stopped */
+	struct notifier_block sleep_notifier;
+	struct xarray saved;		/* HBM page -> its copy, while the machine sleeps */
+	void *save_reserve;		/* pages for it */
+	struct pci_saved_state *pci_state; /* as probe left it; what a link reset is followed by */
 
 	struct mutex dma_lock;		/* see above */
 	struct list_head dma_bos;	/* of struct vtpu_bo; dma_lock */
@@ -158,6 +167,10 @@ static inline void vtpu_write64(struct vtpu_device *vdev, unsigned int reg, u64 
 {
 	writeq(value, vdev->regs + reg);
 }
+
+/* vtpu_pm.c */
+bool vtpu_dev_enter(struct vtpu_device *vdev, int *idx);
+void vtpu_dev_exit(struct vtpu_device *vdev, int idx);
 
 /* vtpu_fault.c */
 int vtpu_irq_init(struct vtpu_device *vdev);

@@ -204,7 +204,7 @@ static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *
 	int idx;
 
 	down_read(&vdev->bar_sem);
-	if (!drm_dev_enter(&vdev->drm, &idx)) {
+	if (!vtpu_dev_enter(vdev, &idx)) {
 		up_read(&vdev->bar_sem);
 		return vtpu_hbm_fault_unplugged(vmf, bo);
 	}
@@ -214,7 +214,7 @@ static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *
 	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
 		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
 
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	up_read(&vdev->bar_sem);
 	return ret;
 }

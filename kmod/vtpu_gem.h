@@ -70,8 +70,6 @@ int vtpu_vm_lock_resident(struct vtpu_vm *vm);
 int vtpu_vm_pin(struct vtpu_vm *vm);
 void vtpu_vm_unpin(struct vtpu_vm *vm);
 int vtpu_vm_keep_pinned(struct vtpu_vm *vm);
-int vtpu_hbm_save_all(struct vtpu_device *vdev, bool pinned);
-int vtpu_hbm_restore_all(struct vtpu_device *vdev);
 
 /* vtpu_gem.c */
 void vtpu_bo_init(struct vtpu_bo *bo);

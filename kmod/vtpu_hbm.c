@@ -37,7 +37,7 @@ int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node)
 	u64 size = node->size;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	while (size) {
 		size_t chunk = min_t(u64, size, SZ_1M);
@@ -49,7 +49,7 @@ int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node)
 		size -= chunk;
 		cond_resched();
 	}
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return 0;
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
  * Page tables: in HBM, written through the BAR. All of this under bar_sem and
- * vtpu_vm.lock, between drm_dev_enter() and drm_dev_exit().
+ * vtpu_vm.lock, between vtpu_dev_enter() and vtpu_dev_exit().
  */
 
 #include <linux/log2.h>
@@ -133,17 +133,5 @@ void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 end,
 		}
 		vtpu_pt_set(vm, pt, i, 0);
 		pt->used--;
-	}
-}
-
-/* Writes the tables anew, all but the leaves: HBM has lost its contents. */
-void vtpu_pt_rewrite(struct vtpu_vm *vm, struct vtpu_pt *pt)
-{
-	for (unsigned int i = 0; i < PT_ENTRIES; i++) {
-		struct vtpu_pt *child = pt->level ? pt->child[i] : NULL;
-
-		vtpu_pt_set(vm, pt, i, child ? child->node.start | VTPU_PTE_VALID : 0);
-		if (child)
-			vtpu_pt_rewrite(vm, child);
 	}
 }

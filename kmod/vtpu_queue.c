@@ -150,13 +150,12 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 }
 
 /*
- * The last resort, under reset_lock: everything in flight is lost, address
- * spaces and idle queues go on. When even this fails the device is given up.
+ * Resets the device, which has nothing in flight, and sets it up again: address
+ * spaces and idle queues go on. When that fails the device is given up.
+ * reset_lock is held.
  */
-void vtpu_device_reset(struct vtpu_device *vdev)
+void vtpu_device_restart(struct vtpu_device *vdev)
 {
-	atomic64_inc(&vdev->device_resets);
-	vtpu_device_lose(vdev, -ENODEV);
 	if (vtpu_hw_start(vdev)) {
 		/* It may not write into memory that its clients give back. */
 		drm_err(&vdev->drm, "the device is lost\n");
@@ -171,6 +170,14 @@ void vtpu_device_reset(struct vtpu_device *vdev)
 		if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
 			vtpu_hwq_start(hwq);
 	}
+}
+
+/* The last resort, under reset_lock: everything in flight is lost. */
+void vtpu_device_reset(struct vtpu_device *vdev)
+{
+	atomic64_inc(&vdev->device_resets);
+	vtpu_device_lose(vdev, -ENODEV);
+	vtpu_device_restart(vdev);
 }
 
 /*
@@ -246,7 +253,7 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 	int ret = -ENOSPC;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
@@ -267,7 +274,7 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 		break;
 	}
 	mutex_unlock(&vdev->reset_lock);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 
@@ -275,21 +282,24 @@ static void vtpu_queue_return_hwq(struct vtpu_queue *queue)
 {
 	struct vtpu_hwq *hwq = queue->hwq;
 	struct vtpu_device *vdev = hwq->vdev;
+	bool entered;
 	int idx;
 
+	entered = vtpu_dev_enter(vdev, &idx);
 	mutex_lock(&vdev->reset_lock);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (entered) {
 		if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_LOST)) {
 			drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
 				hwq->index);
 			vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
 			vtpu_device_reset(vdev);
 		}
-		drm_dev_exit(idx);
 	}
 	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
 	vtpu_hwq_set_owner(hwq, NULL);
 	mutex_unlock(&vdev->reset_lock);
+	if (entered)
+		vtpu_dev_exit(vdev, idx);
 }
 
 /*

@@ -93,6 +93,7 @@ void vtpu_hwq_put(struct vtpu_hwq *hwq);
 int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
 void vtpu_hwq_hang(struct vtpu_hwq *hwq);
 void vtpu_device_stop_running(struct vtpu_device *vdev);
+void vtpu_device_restart(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
 

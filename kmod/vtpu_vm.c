@@ -45,11 +45,11 @@ static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
 	int idx;
 
 	/* A device that is gone reads no tables; the last put frees them. */
-	if (va == end || !drm_dev_enter(&vm->vdev->drm, &idx))
+	if (va == end || !vtpu_dev_enter(vm->vdev, &idx))
 		return;
 	vtpu_pt_unmap(vm, vm->root, va, end, &dead);
 	vtpu_vm_flush(vm);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 
 	list_for_each_entry_safe(pt, next, &dead, dead)
 		vtpu_pt_free(vm->vdev, pt);
@@ -100,7 +100,7 @@ static int vtpu_vm_fill(struct vtpu_mapping *mapping, bool again)
 	int ret, idx;
 
 	lockdep_assert_held(&vm->lock);
-	if (!drm_dev_enter(&vm->vdev->drm, &idx))
+	if (!vtpu_dev_enter(vm->vdev, &idx))
 		return -ENODEV;
 	if (vtpu_bo_is_hbm(bo)) {
 		if (!bo->evicted) {
@@ -114,7 +114,7 @@ static int vtpu_vm_fill(struct vtpu_mapping *mapping, bool again)
 	if (ret && !again)
 		vtpu_vm_clear(vm, start, va);
 	wmb();	/* in HBM before any doorbell */
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 	return ret;
 }
 
@@ -132,9 +132,9 @@ int vtpu_mapping_detach(struct vtpu_mapping *mapping)
 	mutex_lock(&vm->lock);
 	list_add_tail(&mapping->evicted_link, &vm->evicted);
 	ret = vtpu_vm_fill(mapping, true);
-	if (!ret && drm_dev_enter(&vm->vdev->drm, &idx)) {
+	if (!ret && vtpu_dev_enter(vm->vdev, &idx)) {
 		vtpu_vm_flush(vm);
-		drm_dev_exit(idx);
+		vtpu_dev_exit(vm->vdev, idx);
 	}
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
@@ -151,25 +151,6 @@ void vtpu_mapping_attach(struct vtpu_mapping *mapping)
 	if (!list_empty(&mapping->evicted_link)) {
 		vtpu_vm_fill(mapping, true);
 		list_del_init(&mapping->evicted_link);
-	}
-	mutex_unlock(&vm->lock);
-	up_read(&vm->vdev->bar_sem);
-}
-
-/* HBM has lost its contents; residency_lock is held. */
-void vtpu_vm_rewrite(struct vtpu_vm *vm)
-{
-	struct drm_mm_node *node;
-	int idx;
-
-	lockdep_assert_held(&vm->vdev->residency_lock);
-	down_read(&vm->vdev->bar_sem);
-	mutex_lock(&vm->lock);
-	if (drm_dev_enter(&vm->vdev->drm, &idx)) {
-		vtpu_pt_rewrite(vm, vm->root);
-		drm_mm_for_each_node(node, &vm->mm)
-			vtpu_vm_fill(container_of(node, struct vtpu_mapping, node), true);
-		drm_dev_exit(idx);
 	}
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
@@ -387,7 +368,7 @@ static int vtpu_vm_take_context(struct vtpu_vm *vm)
 	int ret = -ENOSPC;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_contexts; i++) {
@@ -400,7 +381,7 @@ static int vtpu_vm_take_context(struct vtpu_vm *vm)
 		}
 	}
 	mutex_unlock(&vdev->reset_lock);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 
@@ -486,13 +467,13 @@ static void vtpu_vm_release(struct kref *ref)
 	 * slot may have its next owner before the flush, which does it no harm.
 	 */
 	down_read(&vdev->bar_sem);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (vtpu_dev_enter(vdev, &idx)) {
 		mutex_lock(&vdev->reset_lock);
 		vdev->contexts[vm->context] = NULL;
 		vtpu_ctx_write(vdev, vm->context, 0);
 		mutex_unlock(&vdev->reset_lock);
 		vtpu_vm_flush(vm);
-		drm_dev_exit(idx);
+		vtpu_dev_exit(vdev, idx);
 	}
 	up_read(&vdev->bar_sem);
 

@@ -71,14 +71,12 @@ void vtpu_pt_free(struct vtpu_device *vdev, struct vtpu_pt *pt);
 int vtpu_pt_map(struct vtpu_vm *vm, u64 *va, u64 addr, u64 size, u64 bits, bool again);
 void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 end,
 		   struct list_head *dead);
-void vtpu_pt_rewrite(struct vtpu_vm *vm, struct vtpu_pt *pt);
 
 /* vtpu_vm.c */
 struct vtpu_vm *vtpu_vm_get(struct vtpu_file *vfile, u32 id);
 void vtpu_vm_put(struct vtpu_vm *vm);
 int vtpu_mapping_detach(struct vtpu_mapping *mapping);
 void vtpu_mapping_attach(struct vtpu_mapping *mapping);
-void vtpu_vm_rewrite(struct vtpu_vm *vm);
 void vtpu_vm_restore(struct vtpu_device *vdev);
 void vtpu_vm_lose_all(struct vtpu_device *vdev);
 
