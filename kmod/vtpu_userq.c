@@ -17,6 +17,7 @@
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_userq.h"
+#include "vtpu_vm.h"
 
 #define RING_BYTES	(VTPU_RING_ENTRIES * VTPU_RING_ENTRY)
 
@@ -372,14 +373,19 @@ int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct v
 	ret = -EOPNOTSUPP;
 	if (dma_need_sync(dev, pages->ring_dma) || dma_need_sync(dev, pages->fence_dma))
 		goto err_pages;
-	/* The process may ring at any time. */
+	/* The process may ring at any time, and use what it has mapped. */
 	ret = vtpu_pm_get(vdev);
 	if (ret)
 		goto err_pages;
+	ret = vtpu_vm_pin(queue->vm);
+	if (ret)
+		goto err_pm;
 	memset(page_address(pages->ring), 0, RING_BYTES);
 	memset(page_address(pages->fence), 0, PAGE_SIZE);
 	return 0;
 
+err_pm:
+	vtpu_pm_put(vdev);
 err_pages:
 	vtpu_userq_pages_free(vdev, pages);
 	return ret;
@@ -392,6 +398,7 @@ void vtpu_userq_fini(struct vtpu_queue *queue)
 
 	/* Gone if it had some. */
 	vtpu_userq_pages_free(userq->vdev, &userq->pages);
+	vtpu_vm_unpin(queue->vm);
 	vtpu_pm_put(userq->vdev);
 }
 

@@ -55,6 +55,8 @@ struct drm_vtpu_info {
 struct drm_vtpu_memory {
 	__u64 hbm_bytes;
 	__u64 hbm_used;		/* by all clients, with the driver's own */
+	__u64 hbm_evicted;	/* HBM buffers, in bytes, now in system memory */
+	__u64 evictions;	/* of buffers, since the driver was loaded */
 };
 
 struct drm_vtpu_reset {
@@ -70,7 +72,11 @@ struct drm_vtpu_dev_query {
 
 /* ---- Buffers ---- */
 
-#define DRM_VTPU_BO_HBM		(1 << 0)	/* in device memory; else system memory */
+/*
+ * In device memory; else system memory. While others need the room it may be
+ * out of it, which only time tells: jobs and mappings find it in its place.
+ */
+#define DRM_VTPU_BO_HBM		(1 << 0)
 
 struct drm_vtpu_bo_create {
 	__u64 size;		/* in: bytes; out: rounded up to pages. Contents are zero */
@@ -211,7 +217,8 @@ struct drm_vtpu_queue_state {
  * (DRM_VTPU_QUEUE_LOST). After the queue is destroyed or the device gone, its
  * mappings read zero and forget what is written.
  *
- * The driver knows nothing of single entries: BO_WAIT does not wait for them,
+ * All that is mapped in its VM stays in HBM while the queue lives, and the device
+ * awake. The driver knows nothing of single entries: BO_WAIT does not wait for them,
  * and a buffer that is unmapped too early is a fault of this queue alone.
  */
 #define DRM_VTPU_RING_FENCE	(1 << 0)	/* writes fence when it has ended */
@@ -284,8 +291,8 @@ struct drm_vtpu_sync {
 /*
  * Submits one job: its commands run in order, after every waited sync and
  * every earlier job of the queue; then the signalled syncs fire.
- * Buffers mapped in the VM stay alive until the job ends. A queue keeps 16384 jobs
- * that have not ended; EBUSY when there are so many.
+ * Buffers mapped in the VM stay alive until the job ends. ENOSPC when those in
+ * HBM do not fit there together; EBUSY when 16384 jobs of the queue have not ended.
  */
 struct drm_vtpu_submit {
 	__u32 queue_id;		/* in */
