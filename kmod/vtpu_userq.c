@@ -14,6 +14,7 @@
 #include <drm/drm_vma_manager.h>
 
 #include "vtpu_device.h"
+#include "vtpu_gem.h"
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_userq.h"

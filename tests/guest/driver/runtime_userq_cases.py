@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable
 from contextlib import contextmanager
 
+import vtpu_raw as raw
 from cases import collector, main
 
 CASES: dict[str, Callable[[], None]] = {}
@@ -21,7 +22,9 @@ def opened(timeout_ms: int = 5000):
     import programs
     from vtpu.runtime import Device
 
-    with Device.open() as device, device.queue(timeout_ms=timeout_ms, user=True) as queue:
+    # Its number is another once the device was unplugged while a file was open.
+    name = f"drm:{raw.node()}"
+    with Device.open(name) as device, device.queue(timeout_ms=timeout_ms, user=True) as queue:
         code = programs.add_one(0) + programs.HALT
         yield device, queue, device.load(programs.executable({"count": code}, ["word"]))
 
