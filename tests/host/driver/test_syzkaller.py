@@ -9,9 +9,9 @@ from pathlib import Path
 REPO = Path(__file__).parents[3]
 HEADER = (REPO / "kmod/include/uapi/drm/vtpu_accel.h").read_text()
 DESCRIPTION = (REPO / "kmod/fuzz/syzkaller/dev_vtpu.txt").read_text()
-BYTES = {"__u32": 4, "__u64": 8, "__s64": 8}
-# Filled in through a pointer of DEV_QUERY, so to syzkaller they are bytes.
-ANSWERS = {"drm_vtpu_info", "drm_vtpu_memory", "drm_vtpu_reset"}
+BYTES = {"__u8": 1, "__u16": 2, "__u32": 4, "__u64": 8, "__s64": 8}
+# Filled in through a pointer of DEV_QUERY, so to syzkaller they are bytes; the last lies in a ring.
+ANSWERS = {"drm_vtpu_info", "drm_vtpu_memory", "drm_vtpu_reset", "drm_vtpu_ring_entry"}
 
 Layout = dict[str, list[tuple[str, int]]]
 

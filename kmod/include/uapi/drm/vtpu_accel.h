@@ -224,14 +224,15 @@ struct drm_vtpu_queue_state {
 #define DRM_VTPU_RING_FENCE	(1 << 0)	/* writes fence when it has ended */
 #define DRM_VTPU_RING_IRQ	(1 << 1)	/* and wakes QUEUE_WAIT */
 
-struct drm_vtpu_ring_entry {	/* the hardware's, little endian */
-	__u8 op;		/* enum drm_vtpu_op */
-	__u8 flags;		/* DRM_VTPU_RING_* */
-	__u16 pad0;
-	__u32 cookie;		/* the caller's, shown in traces and faults */
-	__u64 fence;		/* for the fence word; let them ascend */
-	__u64 pad1;
-	__u64 payload[5];	/* as in struct drm_vtpu_cmd */
+/* The hardware's ring entry, little endian. */
+struct drm_vtpu_ring_entry {
+	__u8 op;		/* in: enum drm_vtpu_op */
+	__u8 flags;		/* in: DRM_VTPU_RING_* */
+	__u16 pad0;		/* in: zero */
+	__u32 cookie;		/* in: the caller's, shown in traces and faults */
+	__u64 fence;		/* in: for the fence word; let them ascend */
+	__u64 pad1;		/* in: zero */
+	__u64 payload[5];	/* in: as in struct drm_vtpu_cmd */
 };
 
 struct drm_vtpu_queue_map {
