@@ -10,11 +10,13 @@ MAX_TOKENS ?=
 MODEL ?=
 SECONDS ?= 60
 REPLAY ?=
+FILE ?=
+ELF ?=
 ARGS ?=
 
 # A value that a person gives is passed on as it is: neither make nor the shell
 # may look for variables or commands in it.
-inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY
+inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY FILE ELF
 $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # What a message that asks for root tells to run.
@@ -26,7 +28,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec build test test-fast test-device fuzz-device bench bench-device lint clean help
+.PHONY: run serve shell exec build test test-fast test-device fuzz-device bench bench-device lint coredump clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -64,6 +66,9 @@ lint: ## Check style and types
 	@$(host) -m ruff check $(wildcard $(checked))
 	@$(host) -m ruff format --check $(wildcard $(checked))
 	@$(host) -m mypy guest-image/vtpu_guest $(wildcard python/vtpu compiler/vtpu_compiler)
+
+coredump: ## Explain a core dump of the device, FILE=file [ELF="executable or folder"]
+	@$(host) -m vtpu_compiler coredump "$$FILE" $(if $(ELF),"$$ELF")
 
 clean: ## Remove all that was built and downloaded
 	@$(guest) clean
