@@ -13,10 +13,12 @@
 #include <drm/drm_print.h>
 
 #include "vtpu_coredump.h"
+#include "vtpu_debugfs.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_usage.h"
 #include "vtpu_vm.h"
 
 /* ---- DEV_QUERY ---- */
@@ -127,7 +129,11 @@ static const struct drm_ioctl_desc vtpu_ioctls[] = {
 	DRM_IOCTL_DEF_DRV(VTPU_SUBMIT, vtpu_submit_ioctl, 0),
 };
 
-DEFINE_DRM_ACCEL_FOPS(vtpu_fops);
+static const struct file_operations vtpu_fops = {
+	.owner = THIS_MODULE,
+	DRM_ACCEL_FOPS,
+	.show_fdinfo = drm_show_fdinfo,
+};
 
 static const struct drm_driver vtpu_drm_driver = {
 	.driver_features = DRIVER_COMPUTE_ACCEL | DRIVER_GEM | DRIVER_SYNCOBJ |
@@ -138,6 +144,7 @@ static const struct drm_driver vtpu_drm_driver = {
 	.ioctls = vtpu_ioctls,
 	.num_ioctls = ARRAY_SIZE(vtpu_ioctls),
 	.fops = &vtpu_fops,
+	.show_fdinfo = vtpu_show_fdinfo,
 	.name = "vtpu",
 	.desc = "Virtual TPU",
 	.major = 1,
@@ -274,6 +281,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (ret)
 		return ret;
 
+	vtpu_debugfs_init(vdev);
 	/* What a reset of the link is followed by; vtpu_slot_reset() */
 	pci_save_state(pdev);
 
@@ -425,6 +433,7 @@ static struct pci_driver vtpu_pci_driver = {
 	.shutdown = vtpu_shutdown,
 	/* A virtual function is a device like any other: nothing to prepare. */
 	.sriov_configure = pci_sriov_configure_simple,
+	.driver.dev_groups = vtpu_sysfs_groups,
 	.driver.pm = pm_sleep_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };

@@ -48,6 +48,8 @@ int vtpu_hbm_alloc(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
 	bool large = size >= VTPU_HUGE_PAGE_BYTES;
 	int ret;
 
+	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
+		return -ENOSPC;
 	mutex_lock(&vdev->hbm_lock);
 	ret = drm_mm_insert_node_generic(&vdev->hbm_mm, node, size,
 					 large ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES, 0,

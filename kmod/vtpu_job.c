@@ -97,7 +97,8 @@ static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_que
 {
 	struct vtpu_job *job;
 
-	job = kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL);
+	job = vtpu_inject(vdev, VTPU_INJECT_MEMORY) ? NULL :
+	      kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL);
 	if (!job) {
 		vtpu_queue_put(queue);
 		return ERR_PTR(-ENOMEM);

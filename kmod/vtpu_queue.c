@@ -9,6 +9,7 @@
 #include "vtpu_coredump.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_usage.h"
 #include "vtpu_vm.h"
 
 #define STOP_POLL_US		10
@@ -95,6 +96,7 @@ static int vtpu_hwq_start(struct vtpu_hwq *hwq)
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->tail = 0;
 	hwq->enabled = true;
+	vtpu_hwq_restart_busy(hwq);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	return 0;
 }
@@ -116,6 +118,7 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->enabled = false;
+	vtpu_hwq_note_busy(hwq);
 	if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
 		hwq->queue->status = status;
 	/* Of an idle queue, and so in the ordinary course, it is not counted. */
@@ -124,6 +127,8 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 	spin_unlock_irqrestore(&hwq->lock, flags);
 
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_RESET);
+	if (vtpu_inject(vdev, VTPU_INJECT_STOP))
+		return -ETIMEDOUT;
 	return readl_poll_timeout(vdev->regs + vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS), state,
 				  state == VTPU_QUEUE_STATE_DISABLED,
 				  STOP_POLL_US, STOP_TIMEOUT_US);
@@ -142,6 +147,8 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 
 		spin_lock_irqsave(&hwq->lock, flags);
 		hwq->enabled = false;
+		if (!vdev->wedged)
+			vtpu_hwq_note_busy(hwq);
 		if (!list_empty(&hwq->inflight))
 			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_LOST, error, error);
 		spin_unlock_irqrestore(&hwq->lock, flags);
@@ -235,6 +242,8 @@ static void vtpu_hwq_set_owner(struct vtpu_hwq *hwq, struct vtpu_queue *queue)
 	unsigned long flags;
 
 	spin_lock_irqsave(&hwq->lock, flags);
+	if (!queue)
+		vtpu_hwq_retire_busy(hwq);
 	hwq->queue = queue;
 	spin_unlock_irqrestore(&hwq->lock, flags);
 }
@@ -319,7 +328,8 @@ void vtpu_queue_kill(struct vtpu_queue *queue)
 	vtpu_queue_put(queue);
 }
 
-static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtpu_vm *vm,
+static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtpu_file *vfile,
+					    struct vtpu_vm *vm,
 					    const struct drm_vtpu_queue_create *args)
 {
 	struct drm_gpu_scheduler *sched;
@@ -332,6 +342,7 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 	kref_init(&queue->ref);
 	kref_get(&vm->ref);
 	queue->vm = vm;
+	queue->file = vfile;
 	queue->priority = args->priority;
 	queue->timeout_ms = args->timeout_ms;
 	queue->pid = task_tgid_nr(current);
@@ -382,7 +393,7 @@ int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file 
 		ret = ret == -EBUSY ? -ENOSPC : ret;
 		goto unlock;
 	}
-	queue = vtpu_queue_create(to_vtpu(drm), vm, args);
+	queue = vtpu_queue_create(to_vtpu(drm), vfile, vm, args);
 	if (IS_ERR(queue)) {
 		xa_erase(&vfile->queues, args->queue_id);
 		ret = PTR_ERR(queue);

@@ -63,6 +63,7 @@ struct vtpu_queue {
 	struct kref ref;		/* the file, and each job */
 	struct vtpu_hwq *hwq;
 	struct vtpu_vm *vm;		/* held until vtpu_queue_kill() */
+	struct vtpu_file *file;		/* outlives its hold of the hwq */
 	struct drm_sched_entity entity;
 	u32 priority;
 	u32 timeout_ms;
@@ -78,6 +79,10 @@ struct vtpu_queue {
 	u32 fault_pc;
 	u32 fault_cookie;
 	u64 completed;
+
+	/* The device's time, now: since it was enabled; hwq->lock */
+	u64 busy_before;
+	u64 busy_now;
 };
 
 static inline unsigned int vtpu_hwq_reg(const struct vtpu_hwq *hwq, unsigned int reg)

@@ -409,6 +409,8 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 	if (!vm)
 		return ERR_PTR(-ENOMEM);
 	vm->vdev = vdev;
+	vm->pid = task_tgid_nr(current);
+	get_task_comm(vm->comm, current);
 	down_read(&vdev->bar_sem);
 	vm->root = vtpu_pt_alloc(vdev, PT_ROOT_LEVEL);
 	up_read(&vdev->bar_sem);
@@ -416,17 +418,19 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 		ret = PTR_ERR(vm->root);
 		goto err_free;
 	}
-	ret = vtpu_vm_take_context(vm);
-	if (ret)
-		goto err_root;
-
 	kref_init(&vm->ref);
 	mutex_init(&vm->lock);
 	dma_resv_init(&vm->resv);
 	drm_mm_init(&vm->mm, VTPU_VA_START, VTPU_VA_END - VTPU_VA_START);
-	return vm;
 
-err_root:
+	/* From here on it can be seen. */
+	ret = vtpu_vm_take_context(vm);
+	if (!ret)
+		return vm;
+
+	drm_mm_takedown(&vm->mm);
+	dma_resv_fini(&vm->resv);
+	mutex_destroy(&vm->lock);
 	vtpu_pt_free(vdev, vm->root);
 err_free:
 	kfree(vm);
@@ -452,6 +456,10 @@ static void vtpu_vm_release(struct kref *ref)
 		mutex_unlock(&vdev->reset_lock);
 		vtpu_vm_flush(vm);
 		drm_dev_exit(idx);
+	} else {
+		mutex_lock(&vdev->reset_lock);
+		vdev->contexts[vm->context] = NULL;
+		mutex_unlock(&vdev->reset_lock);
 	}
 	up_read(&vdev->bar_sem);
 
