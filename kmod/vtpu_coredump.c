@@ -240,6 +240,15 @@ void vtpu_coredump_flush(struct vtpu_device *vdev)
 	flush_work(&vdev->coredump->work);
 }
 
+/* Before a mapping goes: whoever sees a job fail unmaps its program at once. */
+void vtpu_coredump_wait(struct vtpu_vm *vm)
+{
+	struct vtpu_coredump *dump = vm->vdev->coredump;
+
+	if (test_bit_acquire(0, &dump->busy) && READ_ONCE(dump->vm) == vm)
+		flush_work(&dump->work);
+}
+
 static void vtpu_coredump_fini(struct drm_device *drm, void *data)
 {
 	struct vtpu_coredump *dump = data;

@@ -433,7 +433,7 @@ static struct pci_driver vtpu_pci_driver = {
 	.shutdown = vtpu_shutdown,
 	/* A virtual function is a device like any other: nothing to prepare. */
 	.sriov_configure = pci_sriov_configure_simple,
-	.driver.dev_groups = vtpu_sysfs_groups,
+	.dev_groups = vtpu_sysfs_groups,
 	.driver.pm = pm_sleep_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };

@@ -5,6 +5,7 @@
 #include <linux/scatterlist.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_coredump.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
@@ -340,6 +341,7 @@ int vtpu_vm_bind_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 		break;
 	case DRM_VTPU_VM_BIND_UNMAP:
 		ret = -EINVAL;
+		vtpu_coredump_wait(vm);
 		if (!args->handle && !args->flags && !args->bo_offset)
 			ret = vtpu_vm_unmap(vm, args->va, args->size);
 		break;

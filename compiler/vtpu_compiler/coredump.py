@@ -242,6 +242,4 @@ def _code(
         loc = Location(file if line else "", line, module)
         mark = "=>" if pc is not None and index == at else "  "
         lines.append(mark + format_line(index, text, operation, loc))
-        if mark == "=>" and elf and (operation or loc.file):
-            lines.append(f"      ^ {operation} of {module}, {loc.file}:{loc.line}")
     return lines
