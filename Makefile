@@ -8,6 +8,7 @@ PORT ?= 8000
 PROMPT ?=
 MAX_TOKENS ?=
 MODEL ?=
+KERNEL ?= default
 SECONDS ?= 60
 REPLAY ?=
 FILE ?=
@@ -16,9 +17,11 @@ ARGS ?=
 
 # A value that a person gives is passed on as it is: neither make nor the shell
 # may look for variables or commands in it.
-inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY FILE ELF
+inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY KERNEL FILE ELF
 $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
+# Whatever boots a guest boots this kernel.
+export VTPU_KERNEL = $(KERNEL)
 # What a message that asks for root tells to run.
 export VTPU_GOALS := $(MAKECMDGOALS)
 # No shell in between: signals that make passes on, and its death, have to arrive.
@@ -28,7 +31,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec build test test-fast test-device fuzz-device bench bench-device lint coredump clean help
+.PHONY: run serve shell exec build test test-fast test-driver test-device fuzz-device bench bench-device lint coredump clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -44,10 +47,14 @@ build: ## Build all images without booting
 
 test: ## Run every test, in the guest and out of it [ARGS="pytest arguments"]
 	@$(guest) build
-	@$(host) -m pytest $(ARGS)
+	@$(host) -m pytest -m "not stress" $(ARGS)
 
 test-fast: ## Run the tests that need no guest
 	@$(host) -m pytest -m "not guest and not fuzz" $(ARGS)
+
+test-driver: ## Run the driver's tests, the long ones too
+	@$(guest) build
+	@$(host) -m pytest $(if $(filter tests/%,$(ARGS)),,tests/guest/driver) $(ARGS)
 
 test-device: ## Run the tests of the hardware, on its own and in QEMU
 	@$(host) -m pytest tests/host/device tests/qtest $(ARGS)
@@ -75,3 +82,4 @@ clean: ## Remove all that was built and downloaded
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
+	@echo 'What boots a guest takes KERNEL=default or backports (the newest).'

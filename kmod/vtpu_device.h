@@ -12,6 +12,8 @@
  *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_vm.lock         mappings and page tables of one address space
  *   vtpu_bo.lock         the list of a buffer's mappings
+ *   vtpu_device.dma_lock which buffers are mapped for DMA; dma_resv of buffers,
+ *                        their own or their exporters', are taken under it
  *   vtpu_device.hbm_lock the HBM allocator
  *   vtpu_device.reset_lock
  *                        which queue and context slots are in use, and every
@@ -19,8 +21,14 @@
  *                        nothing may be allocated or faulted in under it.
  *   vtpu_hwq.lock        spinlock, interrupts off: jobs in flight, and it is
  *                        the lock of their fences
+ *   vtpu_device.users_lock
+ *                        what each user holds; under vtpu_file.lock, with none
+ *                        of the others
  *
- * Hardware is touched only between drm_dev_enter() and drm_dev_exit().
+ * Hardware is touched only while it is there and awake: between vtpu_dev_enter()
+ * and vtpu_dev_exit(). A job keeps it awake from SUBMIT until it is freed, so what
+ * has one needs drm_dev_enter() alone, and so do interrupts. vtpu_dev_enter() may
+ * wake the device and is not called under reset_lock.
  */
 #ifndef _VTPU_DEVICE_H_
 #define _VTPU_DEVICE_H_
@@ -28,6 +36,7 @@
 #include <linux/completion.h>
 #include <linux/io.h>
 #include <linux/mutex.h>
+#include <linux/notifier.h>
 #include <linux/pci.h>
 #include <linux/rwsem.h>
 #include <linux/xarray.h>
@@ -44,6 +53,7 @@
 struct vtpu_coredump;
 struct vtpu_device;
 struct vtpu_hwq;
+struct vtpu_user;
 struct vtpu_vm;
 
 /*
@@ -88,6 +98,17 @@ struct vtpu_device {
 	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
 	bool wedged;			/* given up, starts no queue; reset_lock */
+	bool asleep;			/* the machine is: schedulers stay stopped */
+	struct notifier_block sleep_notifier;
+	struct xarray saved;		/* HBM page -> its copy, while the machine sleeps */
+	void *save_reserve;		/* pages for it */
+	struct pci_saved_state *pci_state; /* as probe left it; what a link reset is followed by */
+
+	struct mutex dma_lock;		/* see above */
+	struct list_head dma_bos;	/* of struct vtpu_bo; dma_lock */
+
+	struct mutex users_lock;	/* see above */
+	struct list_head users;		/* of struct vtpu_user; users_lock */
 
 	atomic64_t device_resets;
 	atomic64_t queue_resets;
@@ -103,6 +124,7 @@ struct vtpu_device {
 
 /* An open file. Handles live and die with it. */
 struct vtpu_file {
+	struct vtpu_user *user;
 	struct mutex lock;		/* pairs a look-up with its consequence */
 	struct xarray vms;		/* vm_id -> struct vtpu_vm */
 	struct xarray queues;		/* queue_id -> struct vtpu_queue */
@@ -139,6 +161,10 @@ static inline void vtpu_write64(struct vtpu_device *vdev, unsigned int reg, u64 
 {
 	writeq(value, vdev->regs + reg);
 }
+
+/* vtpu_pm.c */
+bool vtpu_dev_enter(struct vtpu_device *vdev, int *idx);
+void vtpu_dev_exit(struct vtpu_device *vdev, int idx);
 
 /* vtpu_fault.c */
 int vtpu_irq_init(struct vtpu_device *vdev);

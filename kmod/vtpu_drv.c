@@ -17,8 +17,12 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
+#include "vtpu_pm.h"
+#include "vtpu_prime.h"
 #include "vtpu_queue.h"
 #include "vtpu_usage.h"
+#include "vtpu_user.h"
+#include "vtpu_userptr.h"
 #include "vtpu_vm.h"
 
 /* ---- DEV_QUERY ---- */
@@ -89,6 +93,11 @@ static int vtpu_open(struct drm_device *drm, struct drm_file *file)
 
 	if (!vfile)
 		return -ENOMEM;
+	vfile->user = vtpu_user_get(to_vtpu(drm));
+	if (!vfile->user) {
+		kfree(vfile);
+		return -ENOMEM;
+	}
 	mutex_init(&vfile->lock);
 	xa_init_flags(&vfile->vms, XA_FLAGS_ALLOC1);
 	xa_init_flags(&vfile->queues, XA_FLAGS_ALLOC1);
@@ -112,6 +121,7 @@ static void vtpu_postclose(struct drm_device *drm, struct drm_file *file)
 		vtpu_vm_put(vm);
 	xa_destroy(&vfile->vms);
 	mutex_destroy(&vfile->lock);
+	vtpu_user_put(vfile->user);
 	kfree(vfile);
 }
 
@@ -127,6 +137,7 @@ static const struct drm_ioctl_desc vtpu_ioctls[] = {
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_DESTROY, vtpu_queue_destroy_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_STATE, vtpu_queue_state_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_SUBMIT, vtpu_submit_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_BO_USERPTR, vtpu_bo_userptr_ioctl, 0),
 };
 
 static const struct file_operations vtpu_fops = {
@@ -141,6 +152,8 @@ static const struct drm_driver vtpu_drm_driver = {
 	.open = vtpu_open,
 	.postclose = vtpu_postclose,
 	.gem_create_object = vtpu_gem_create_object,
+	.gem_prime_import = vtpu_gem_prime_import,
+	.gem_prime_import_sg_table = vtpu_gem_prime_import_sg_table,
 	.ioctls = vtpu_ioctls,
 	.num_ioctls = ARRAY_SIZE(vtpu_ioctls),
 	.fops = &vtpu_fops,
@@ -218,6 +231,21 @@ static int vtpu_wq_init(struct vtpu_device *vdev)
 	return drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->timeout_wq);
 }
 
+static void vtpu_pci_state_fini(struct drm_device *drm, void *state)
+{
+	kfree(state);
+}
+
+/* What the PCI core saves is gone once it was restored, be it after D3hot. */
+static int vtpu_save_pci_state(struct vtpu_device *vdev, struct pci_dev *pdev)
+{
+	pci_save_state(pdev);
+	vdev->pci_state = pci_store_saved_state(pdev);
+	if (!vdev->pci_state)
+		return -ENOMEM;
+	return drmm_add_action_or_reset(&vdev->drm, vtpu_pci_state_fini, vdev->pci_state);
+}
+
 static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	struct vtpu_device *vdev;
@@ -236,6 +264,14 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = drmm_mutex_init(&vdev->drm, &vdev->reset_lock);
 	if (ret)
 		return ret;
+	ret = drmm_mutex_init(&vdev->drm, &vdev->dma_lock);
+	if (ret)
+		return ret;
+	INIT_LIST_HEAD(&vdev->dma_bos);
+	ret = drmm_mutex_init(&vdev->drm, &vdev->users_lock);
+	if (ret)
+		return ret;
+	INIT_LIST_HEAD(&vdev->users);
 	ret = vtpu_wq_init(vdev);
 	if (ret)
 		return ret;
@@ -243,7 +279,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = pcim_enable_device(pdev);
 	if (ret)
 		return ret;
-	ret = pci_request_regions(pdev, "vtpu");
+	ret = pcim_request_all_regions(pdev, "vtpu");
 	if (ret)
 		return ret;
 	ret = vtpu_map(vdev, pdev);
@@ -252,6 +288,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
 	if (ret)
 		return ret;
+	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
 	ret = vtpu_hbm_init(vdev);
 	if (ret)
 		return ret;
@@ -259,10 +296,11 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (ret)
 		return ret;
 
-	pci_set_master(pdev);
+	/* What the last user of the device left running may not write any more. */
 	ret = vtpu_hw_start(vdev);
 	if (ret)
 		return ret;
+	pci_set_master(pdev);
 
 	ret = pci_alloc_irq_vectors(pdev, 1, min_t(u32, vtpu_read(vdev, VTPU_REG_NUM_MSIX),
 						   1 + vdev->num_queues), PCI_IRQ_MSIX);
@@ -282,68 +320,80 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		return ret;
 
 	vtpu_debugfs_init(vdev);
-	/* What a reset of the link is followed by; vtpu_slot_reset() */
-	pci_save_state(pdev);
+	ret = vtpu_save_pci_state(vdev, pdev);
+	if (ret)
+		return ret;
 
+	ret = vtpu_pm_init(vdev);
+	if (ret)
+		return ret;
 	ret = drm_dev_register(&vdev->drm, 0);
 	if (ret)
 		return ret;
+	vtpu_pm_start(vdev);
 	drm_info(&vdev->drm, "hardware %u.%u, ISA %u, %llu MiB HBM, %u queues, %u contexts\n",
 		 vdev->hw_version >> 16, vdev->hw_version & 0xffff, vdev->isa_version,
 		 vdev->hbm_size >> 20, vdev->num_queues, vdev->num_contexts);
 	return 0;
 }
 
+/* Ends all that the device does, for good: it reaches no memory after this. */
+static void vtpu_stop(struct vtpu_device *vdev)
+{
+	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
+	int idx;
+
+	if (!vtpu_dev_enter(vdev, &idx))
+		return;
+	mutex_lock(&vdev->reset_lock);
+	WRITE_ONCE(vdev->wedged, true);
+	vtpu_device_lose(vdev, -ENODEV);
+	if (pci_device_is_present(pdev))
+		vtpu_hw_start(vdev);
+	mutex_unlock(&vdev->reset_lock);
+	pci_clear_master(pdev);
+	vtpu_dev_exit(vdev, idx);
+}
+
+/* Virtual functions work only while the physical one is awake. */
+static int vtpu_sriov_configure(struct pci_dev *pdev, int num_vfs)
+{
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+	int ret;
+
+	if (num_vfs) {
+		ret = vtpu_pm_get(vdev);
+		if (ret)
+			return ret;
+	}
+	ret = pci_sriov_configure_simple(pdev, num_vfs);
+	if (!pci_num_vf(pdev))
+		vtpu_pm_put(vdev);
+	return ret;
+}
+
 /*
  * Files may stay open, but after the unplug none of them reaches the device.
- * Before it the device is stopped for good: buffers freed after the unplug are
- * not unmapped any more.
+ * Before it the device is stopped: buffers freed after the unplug are not
+ * unmapped any more.
  */
 static void vtpu_remove(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
-	pci_disable_sriov(pdev);
-	mutex_lock(&vdev->reset_lock);
-	WRITE_ONCE(vdev->wedged, true);
-	vtpu_device_lose(vdev, -ENODEV);
-	vtpu_hw_start(vdev);
-	mutex_unlock(&vdev->reset_lock);
-	pci_clear_master(pdev);
+	vtpu_pm_stop(vdev);
+	if (pci_num_vf(pdev))
+		vtpu_sriov_configure(pdev, 0);
+	vtpu_stop(vdev);
 	drm_dev_unplug(&vdev->drm);
+	vtpu_gem_unmap_dma(vdev);
 }
 
+/* Before a kexec, too: the next kernel's memory is not ours. */
 static void vtpu_shutdown(struct pci_dev *pdev)
 {
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_RESET);
-	pci_clear_master(pdev);
+	vtpu_stop(pci_get_drvdata(pdev));
 }
-
-/* What is in flight is lost; HBM, address spaces and idle queues are kept. */
-static int vtpu_suspend(struct device *dev)
-{
-	struct vtpu_device *vdev = dev_get_drvdata(dev);
-
-	mutex_lock(&vdev->reset_lock);
-	vtpu_device_lose(vdev, -ENODEV);
-	vtpu_hw_start(vdev);
-	mutex_unlock(&vdev->reset_lock);
-	return 0;
-}
-
-static int vtpu_resume(struct device *dev)
-{
-	struct vtpu_device *vdev = dev_get_drvdata(dev);
-
-	mutex_lock(&vdev->reset_lock);
-	vtpu_device_reset(vdev);
-	mutex_unlock(&vdev->reset_lock);
-	return 0;
-}
-
-static DEFINE_SIMPLE_DEV_PM_OPS(vtpu_pm_ops, vtpu_suspend, vtpu_resume);
 
 /*
  * The PCI core calls both from one thread, with the reset between them. Whoever
@@ -395,8 +445,10 @@ static pci_ers_result_t vtpu_error_detected(struct pci_dev *pdev, pci_channel_st
 
 static pci_ers_result_t vtpu_slot_reset(struct pci_dev *pdev)
 {
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	pci_load_saved_state(pdev, vdev->pci_state);
 	pci_restore_state(pdev);
-	pci_save_state(pdev);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 
@@ -431,10 +483,9 @@ static struct pci_driver vtpu_pci_driver = {
 	.probe = vtpu_probe,
 	.remove = vtpu_remove,
 	.shutdown = vtpu_shutdown,
-	/* A virtual function is a device like any other: nothing to prepare. */
-	.sriov_configure = pci_sriov_configure_simple,
+	.sriov_configure = vtpu_sriov_configure,
 	.dev_groups = vtpu_sysfs_groups,
-	.driver.pm = pm_sleep_ptr(&vtpu_pm_ops),
+	.driver.pm = pm_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };
 module_pci_driver(vtpu_pci_driver);

@@ -2,26 +2,125 @@
 /* Buffers, their mappings into processes, and waiting for the jobs that use them. */
 
 #include <linux/dma-fence-unwrap.h>
+#include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
 #include <linux/mm.h>
+#include <linux/scatterlist.h>
 #include <drm/drm_utils.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_prime.h"
+#include "vtpu_userptr.h"
 #include "vtpu_vm.h"
 
-static void vtpu_bo_init(struct vtpu_bo *bo)
+void vtpu_bo_init(struct vtpu_bo *bo)
 {
 	mutex_init(&bo->lock);
 	INIT_LIST_HEAD(&bo->mappings);
+	INIT_LIST_HEAD(&bo->dma_link);
 }
 
-static void vtpu_bo_fini(struct vtpu_bo *bo)
+static void vtpu_bo_unmap_dma(struct vtpu_bo *bo)
 {
+	struct sg_table *sgt = bo->shmem.sgt;
+
+	list_del_init(&bo->dma_link);
+	if (bo->userptr) {
+		vtpu_userptr_unmap_dma(bo);
+		return;
+	}
+	if (bo->shmem.base.import_attach) {
+		vtpu_import_unmap_dma(bo);
+		return;
+	}
+	/* No copies: with bounce buffers nothing but an old one would come. */
+	dma_unmap_sgtable(bo->shmem.base.dev->dev, sgt, DMA_BIDIRECTIONAL,
+			  DMA_ATTR_SKIP_CPU_SYNC);
+	sg_free_table(sgt);
+	kfree(sgt);
+	bo->shmem.sgt = NULL;
+}
+
+void vtpu_bo_fini(struct vtpu_bo *bo)
+{
+	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
+
 	/* Each mapping holds a reference, so the last one is gone. */
 	WARN_ON(!list_empty(&bo->mappings));
 	mutex_destroy(&bo->lock);
+	mutex_lock(&vdev->dma_lock);
+	if (!list_empty(&bo->dma_link))
+		vtpu_bo_unmap_dma(bo);
+	mutex_unlock(&vdev->dma_lock);
 }
+
+/* ---- System memory as the device sees it ---- */
+
+/* Between drm_dev_enter() and drm_dev_exit(), as is the mapping itself. */
+void vtpu_bo_track_dma(struct vtpu_bo *bo)
+{
+	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
+
+	mutex_lock(&vdev->dma_lock);
+	if (list_empty(&bo->dma_link))
+		list_add(&bo->dma_link, &vdev->dma_bos);
+	mutex_unlock(&vdev->dma_lock);
+}
+
+/*
+ * After the unplug, when the device reads nothing any more and nothing is
+ * mapped any more. Buffers may live on, in open files; what belongs to the
+ * device in the DMA layer does not.
+ */
+void vtpu_gem_unmap_dma(struct vtpu_device *vdev)
+{
+	struct vtpu_bo *bo, *next;
+
+	mutex_lock(&vdev->dma_lock);
+	list_for_each_entry_safe(bo, next, &vdev->dma_bos, dma_link)
+		vtpu_bo_unmap_dma(bo);
+	mutex_unlock(&vdev->dma_lock);
+}
+
+/* Can the device reach all of it, page by page and itself? */
+int vtpu_sgt_check(struct vtpu_device *vdev, struct sg_table *sgt)
+{
+	struct scatterlist *sg;
+	unsigned int i;
+
+	for_each_sgtable_dma_sg(sgt, sg, i) {
+		if (!IS_ALIGNED(sg_dma_address(sg) | sg_dma_len(sg), VTPU_PAGE_BYTES))
+			return -EINVAL;
+		/* Its copy and the buffer would differ, without anybody noticing. */
+		if (dma_need_sync(vdev->drm.dev, sg_dma_address(sg))) {
+			dev_err_once(vdev->drm.dev,
+				     "system memory only through bounce buffers: not supported\n");
+			return -EOPNOTSUPP;
+		}
+	}
+	return 0;
+}
+
+/* Where its pages are for the device; what is not mapped yet is mapped for good. */
+struct sg_table *vtpu_bo_sgt(struct vtpu_bo *bo)
+{
+	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
+	struct sg_table *sgt;
+	int ret;
+
+	if (bo->userptr || bo->shmem.base.import_attach)
+		return bo->shmem.sgt;
+	sgt = drm_gem_shmem_get_pages_sgt(&bo->shmem);
+	if (IS_ERR(sgt))
+		return sgt;
+	vtpu_bo_track_dma(bo);
+	ret = vtpu_sgt_check(vdev, sgt);
+	return ret ? ERR_PTR(ret) : sgt;
+}
+
+/* ---- Kinds of buffers ---- */
 
 static void vtpu_host_bo_free(struct drm_gem_object *obj)
 {
@@ -33,6 +132,7 @@ static void vtpu_host_bo_free(struct drm_gem_object *obj)
 
 static const struct drm_gem_object_funcs vtpu_host_bo_funcs = {
 	.free = vtpu_host_bo_free,
+	.export = vtpu_gem_export,
 	.print_info = drm_gem_shmem_object_print_info,
 	.pin = drm_gem_shmem_object_pin,
 	.unpin = drm_gem_shmem_object_unpin,
@@ -98,7 +198,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	int idx;
 
 	down_read(&vdev->bar_sem);
-	if (!drm_dev_enter(&vdev->drm, &idx)) {
+	if (!vtpu_dev_enter(vdev, &idx)) {
 		up_read(&vdev->bar_sem);
 		return vtpu_hbm_fault_unplugged(vmf, bo);
 	}
@@ -108,7 +208,7 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
 		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
 
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	up_read(&vdev->bar_sem);
 	return ret;
 }
@@ -122,7 +222,7 @@ static const struct vm_operations_struct vtpu_hbm_vm_ops = {
 static int vtpu_hbm_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 {
 	/* A private copy of device memory would be of no use. */
-	if (is_cow_mapping(vma->vm_flags))
+	if (vma_is_cow_mapping(vma))
 		return -EINVAL;
 
 	vm_flags_set(vma, VM_PFNMAP | VM_IO | VM_DONTEXPAND | VM_DONTDUMP);
@@ -133,6 +233,7 @@ static int vtpu_hbm_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 
 static const struct drm_gem_object_funcs vtpu_hbm_bo_funcs = {
 	.free = vtpu_hbm_bo_free,
+	.export = vtpu_gem_export,
 	.mmap = vtpu_hbm_mmap,
 	.vm_ops = &vtpu_hbm_vm_ops,
 };
@@ -158,6 +259,15 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	vtpu_bo_init(bo);
 	bo->shmem.base.funcs = &vtpu_hbm_bo_funcs;
 	drm_gem_private_object_init(&vdev->drm, &bo->shmem.base, size);
+	/*
+	 * Now, and not when somebody asks: mappings of an exported buffer rest on
+	 * the offset, too, and it may not change under them.
+	 */
+	ret = drm_gem_create_mmap_offset(&bo->shmem.base);
+	if (ret) {
+		drm_gem_object_put(&bo->shmem.base);
+		return ERR_PTR(ret);
+	}
 	return bo;
 }
 
@@ -206,26 +316,22 @@ int vtpu_bo_info_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 {
 	struct drm_vtpu_bo_info *args = data;
 	struct drm_gem_object *obj;
-	int ret;
 
 	obj = drm_gem_object_lookup(file, args->handle);
 	if (!obj)
 		return -ENOENT;
-	ret = drm_gem_create_mmap_offset(obj);
-	if (!ret) {
-		args->flags = to_vtpu_bo(obj)->flags;
-		args->size = obj->size;
-		args->mmap_offset = drm_vma_node_offset_addr(&obj->vma_node);
-	}
+	args->flags = to_vtpu_bo(obj)->flags;
+	args->size = obj->size;
+	args->mmap_offset = obj->funcs->mmap ? drm_vma_node_offset_addr(&obj->vma_node) : 0;
 	drm_gem_object_put(obj);
-	return ret;
+	return 0;
 }
 
 /*
  * One fence for all the jobs that can use the buffer now: those of every
  * address space it is mapped in. NULL when there is none.
  */
-static struct dma_fence *vtpu_bo_fence(struct vtpu_bo *bo)
+struct dma_fence *vtpu_bo_fence(struct vtpu_bo *bo)
 {
 	struct dma_fence *all = NULL;
 	struct vtpu_mapping *mapping;

@@ -7,13 +7,21 @@
 #include <drm/drm_gem_shmem_helper.h>
 #include <drm/drm_mm.h>
 
+struct dma_fence;
+struct vtpu_device;
+struct vtpu_userptr;
+
 /*
- * A buffer: system memory through the shmem helpers, or a contiguous piece of
- * HBM. An HBM buffer uses only the GEM object of shmem.
+ * A buffer: system memory through the shmem helpers, be it our own or imported, a
+ * contiguous piece of HBM, or pages of a process. HBM uses only the GEM object of
+ * shmem, and a process's pages that and its sgt.
  */
 struct vtpu_bo {
 	struct drm_gem_shmem_object shmem;
 	u32 flags;			/* DRM_VTPU_BO_*, fixed at creation */
+	bool read_only;			/* not to be written by the device; fixed, too */
+	struct vtpu_userptr *userptr;	/* NULL in others; once mapped: dma_lock */
+	struct list_head dma_link;	/* vdev->dma_bos while sgt is mapped; dma_lock */
 	struct drm_mm_node hbm;
 	struct page *unplugged;		/* what mappings show once the device is gone; lock */
 	struct mutex lock;
@@ -33,6 +41,13 @@ static inline bool vtpu_bo_is_hbm(const struct vtpu_bo *bo)
 	return bo->flags & DRM_VTPU_BO_HBM;
 }
 
+void vtpu_bo_init(struct vtpu_bo *bo);
+void vtpu_bo_fini(struct vtpu_bo *bo);
+struct dma_fence *vtpu_bo_fence(struct vtpu_bo *bo);
+struct sg_table *vtpu_bo_sgt(struct vtpu_bo *bo);
+void vtpu_bo_track_dma(struct vtpu_bo *bo);
+void vtpu_gem_unmap_dma(struct vtpu_device *vdev);
+int vtpu_sgt_check(struct vtpu_device *vdev, struct sg_table *sgt);
 struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size);
 int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_bo_info_ioctl(struct drm_device *drm, void *data, struct drm_file *file);

@@ -26,7 +26,7 @@ static int vtpu_hbm_clear(struct vtpu_device *vdev, u64 start, u64 size)
 {
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	while (size) {
 		size_t chunk = min_t(u64, size, SZ_1M);
@@ -38,7 +38,7 @@ static int vtpu_hbm_clear(struct vtpu_device *vdev, u64 start, u64 size)
 		size -= chunk;
 		cond_resched();
 	}
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return 0;
 }
 

@@ -9,6 +9,7 @@
 
 #include "vtpu_device.h"
 #include "vtpu_job.h"
+#include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
 #include "vtpu_vm.h"
@@ -87,19 +88,30 @@ void vtpu_job_free(struct vtpu_job *job)
 	kfree(job->fence);
 	vtpu_queue_put(job->queue);
 	kfree(job);
+	vtpu_pm_put(vdev);
 	if (atomic_dec_and_test(&vdev->num_jobs))
 		wake_up_var(&vdev->num_jobs);
 }
 
-/* Takes over the caller's reference to the queue, also when it fails. */
+/*
+ * Takes over the caller's reference to the queue, also when it fails. The device
+ * is awake until the job is freed.
+ */
 static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_queue *queue,
 				       unsigned int num_entries)
 {
 	struct vtpu_job *job;
+	int ret;
 
+	ret = vtpu_pm_get(vdev);
+	if (ret) {
+		vtpu_queue_put(queue);
+		return ERR_PTR(ret);
+	}
 	job = vtpu_inject(vdev, VTPU_INJECT_MEMORY) ? NULL :
 	      kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL);
 	if (!job) {
+		vtpu_pm_put(vdev);
 		vtpu_queue_put(queue);
 		return ERR_PTR(-ENOMEM);
 	}

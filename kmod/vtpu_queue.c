@@ -10,6 +10,7 @@
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
 #include "vtpu_usage.h"
+#include "vtpu_user.h"
 #include "vtpu_vm.h"
 
 #define STOP_POLL_US		10
@@ -156,13 +157,12 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 }
 
 /*
- * The last resort, under reset_lock: everything in flight is lost, address
- * spaces and idle queues go on. When even this fails the device is given up.
+ * Resets the device, which has nothing in flight, and sets it up again: address
+ * spaces and idle queues go on. When that fails the device is given up.
+ * reset_lock is held.
  */
-void vtpu_device_reset(struct vtpu_device *vdev)
+void vtpu_device_restart(struct vtpu_device *vdev)
 {
-	atomic64_inc(&vdev->device_resets);
-	vtpu_device_lose(vdev, -ENODEV);
 	if (vtpu_hw_start(vdev)) {
 		/* It may not write into memory that its clients give back. */
 		drm_err(&vdev->drm, "the device is lost\n");
@@ -177,6 +177,14 @@ void vtpu_device_reset(struct vtpu_device *vdev)
 		if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
 			vtpu_hwq_start(hwq);
 	}
+}
+
+/* The last resort, under reset_lock: everything in flight is lost. */
+void vtpu_device_reset(struct vtpu_device *vdev)
+{
+	atomic64_inc(&vdev->device_resets);
+	vtpu_device_lose(vdev, -ENODEV);
+	vtpu_device_restart(vdev);
 }
 
 /*
@@ -254,7 +262,7 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 	int ret = -ENOSPC;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
@@ -275,7 +283,7 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 		break;
 	}
 	mutex_unlock(&vdev->reset_lock);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 
@@ -283,21 +291,24 @@ static void vtpu_queue_return_hwq(struct vtpu_queue *queue)
 {
 	struct vtpu_hwq *hwq = queue->hwq;
 	struct vtpu_device *vdev = hwq->vdev;
+	bool entered;
 	int idx;
 
+	entered = vtpu_dev_enter(vdev, &idx);
 	mutex_lock(&vdev->reset_lock);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (entered) {
 		if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_LOST)) {
 			drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
 				hwq->index);
 			vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
 			vtpu_device_reset(vdev);
 		}
-		drm_dev_exit(idx);
 	}
 	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
 	vtpu_hwq_set_owner(hwq, NULL);
 	mutex_unlock(&vdev->reset_lock);
+	if (entered)
+		vtpu_dev_exit(vdev, idx);
 }
 
 /*
@@ -323,6 +334,7 @@ void vtpu_queue_kill(struct vtpu_queue *queue)
 
 	drm_sched_entity_fini(&queue->entity);
 	vtpu_queue_return_hwq(queue);
+	vtpu_user_uncharge(queue->user, VTPU_USER_QUEUES);
 	queue->vm = NULL;
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);
@@ -342,16 +354,20 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 	kref_init(&queue->ref);
 	kref_get(&vm->ref);
 	queue->vm = vm;
-	queue->file = vfile;
 	queue->priority = args->priority;
 	queue->timeout_ms = args->timeout_ms;
 	queue->pid = task_tgid_nr(current);
 	get_task_comm(queue->comm, current);
 	queue->fault_pc = U32_MAX;
+	queue->file = vfile;
+	queue->user = vfile->user;
 
-	ret = vtpu_queue_take_hwq(vdev, queue);
+	ret = vtpu_user_charge(queue->user, VTPU_USER_QUEUES);
 	if (ret)
 		goto err_free;
+	ret = vtpu_queue_take_hwq(vdev, queue);
+	if (ret)
+		goto err_user;
 	sched = &queue->hwq->sched;
 	ret = drm_sched_entity_init(&queue->entity, DRM_SCHED_PRIORITY_NORMAL, &sched, 1, NULL);
 	if (ret)
@@ -360,6 +376,8 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_device *vdev, struct vtp
 
 err_hwq:
 	vtpu_queue_return_hwq(queue);
+err_user:
+	vtpu_user_uncharge(queue->user, VTPU_USER_QUEUES);
 err_free:
 	vtpu_vm_put(vm);
 	vtpu_queue_put(queue);

@@ -64,6 +64,7 @@ struct vtpu_queue {
 	struct vtpu_hwq *hwq;
 	struct vtpu_vm *vm;		/* held until vtpu_queue_kill() */
 	struct vtpu_file *file;		/* outlives its hold of the hwq */
+	struct vtpu_user *user;		/* charged for the hardware queue */
 	struct drm_sched_entity entity;
 	u32 priority;
 	u32 timeout_ms;
@@ -97,6 +98,7 @@ void vtpu_hwq_put(struct vtpu_hwq *hwq);
 int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
 void vtpu_hwq_hang(struct vtpu_hwq *hwq);
 void vtpu_device_stop_running(struct vtpu_device *vdev);
+void vtpu_device_restart(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
 

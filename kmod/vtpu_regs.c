@@ -102,8 +102,9 @@ int vtpu_peek_begin(struct vtpu_device *vdev, int *idx)
 
 void vtpu_peek_end(struct vtpu_device *vdev, int idx)
 {
+	/* To be looked at is no work: it does not put off its sleep. */
 	if (IS_ENABLED(CONFIG_PM))
-		pm_runtime_put_autosuspend(vdev->drm.dev);
+		__pm_runtime_put_autosuspend(vdev->drm.dev);
 	drm_dev_exit(idx);
 }
 

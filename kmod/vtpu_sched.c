@@ -281,7 +281,8 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 	list_add(&sched_job->list, &sched_job->sched->pending_list);
 	spin_unlock(&sched_job->sched->job_list_lock);
 	/* It may have signalled while off the list, when nobody could free it. */
-	drm_sched_wqueue_start(sched_job->sched);
+	if (!READ_ONCE(vdev->asleep))
+		drm_sched_wqueue_start(sched_job->sched);
 	return DRM_GPU_SCHED_STAT_NOMINAL;
 #endif
 }

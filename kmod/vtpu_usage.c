@@ -31,6 +31,15 @@ void vtpu_hwq_note_busy(struct vtpu_hwq *hwq)
 		hwq->queue->busy_now = now;
 }
 
+/* Before the device goes where nobody may look; it has nothing in flight. */
+void vtpu_note_busy(struct vtpu_device *vdev)
+{
+	for (unsigned int i = 0; i < vdev->num_queues; i++) {
+		guard(spinlock_irqsave)(&vdev->hwq[i]->lock);
+		vtpu_hwq_note_busy(vdev->hwq[i]);
+	}
+}
+
 /* Under hwq->lock: the device begins to count anew. */
 void vtpu_hwq_restart_busy(struct vtpu_hwq *hwq)
 {
@@ -95,7 +104,7 @@ static void vtpu_add_bo(struct drm_memory_stats *stats, struct drm_gem_object *o
 		stats->shared += obj->size;
 	else
 		stats->private += obj->size;
-	if (vtpu_bo_is_hbm(bo) || bo->shmem.pages)
+	if (vtpu_bo_is_hbm(bo) || bo->shmem.pages || bo->shmem.sgt)
 		stats->resident += obj->size;
 	if (vtpu_bo_is_active(bo))
 		stats->active += obj->size;

@@ -11,6 +11,7 @@ struct vtpu_device;
 struct vtpu_file;
 struct vtpu_hwq;
 
+void vtpu_note_busy(struct vtpu_device *vdev);
 void vtpu_hwq_note_busy(struct vtpu_hwq *hwq);
 void vtpu_hwq_restart_busy(struct vtpu_hwq *hwq);
 void vtpu_hwq_retire_busy(struct vtpu_hwq *hwq);

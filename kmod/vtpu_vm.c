@@ -9,12 +9,13 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
+#include "vtpu_user.h"
 #include "vtpu_vm.h"
 
 #define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
 #define PT_ROOT_LEVEL	(VTPU_PTE_LEVELS - 1)
 
-/* ---- Page tables, under bar_sem and vm->lock, between drm_dev_enter and _exit ---- */
+/* ---- Page tables, under bar_sem and vm->lock, between vtpu_dev_enter and _exit ---- */
 
 static u64 vtpu_pt_span(unsigned int level)
 {
@@ -162,11 +163,11 @@ static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
 	int idx;
 
 	/* A device that is gone reads no tables; the last put frees them. */
-	if (va == end || !drm_dev_enter(&vm->vdev->drm, &idx))
+	if (va == end || !vtpu_dev_enter(vm->vdev, &idx))
 		return;
 	vtpu_pt_unmap(vm, vm->root, va, end, &dead);
 	vtpu_vm_flush(vm);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 
 	list_for_each_entry_safe(pt, next, &dead, dead)
 		vtpu_pt_free(vm->vdev, pt);
@@ -177,10 +178,9 @@ static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
 static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_bo *bo,
 			     u64 skip, u64 bits)
 {
-	struct sg_table *sgt = drm_gem_shmem_get_pages_sgt(&bo->shmem);
+	struct sg_table *sgt = vtpu_bo_sgt(bo);
 	struct scatterlist *sg;
 	unsigned int i;
-	int ret = 0;
 
 	if (IS_ERR(sgt))
 		return PTR_ERR(sgt);
@@ -188,13 +188,8 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 	for_each_sgtable_dma_sg(sgt, sg, i) {
 		u64 addr = sg_dma_address(sg);
 		u64 size = sg_dma_len(sg);
+		int ret;
 
-		/* Its copy and the buffer would differ, without anybody noticing. */
-		if (dma_need_sync(vm->vdev->drm.dev, addr)) {
-			dev_err_once(vm->vdev->drm.dev,
-				     "system memory only through bounce buffers: not supported\n");
-			return -EOPNOTSUPP;
-		}
 		if (skip >= size) {
 			skip -= size;
 			continue;
@@ -203,9 +198,10 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 		ret = vtpu_pt_map(vm, va, addr + skip, size, bits);
 		skip = 0;
 		if (ret || *va == end)
-			break;
+			return ret;
 	}
-	return ret;
+	/* The table is shorter than the buffer. */
+	return -EINVAL;
 }
 
 static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo_offset,
@@ -217,7 +213,7 @@ static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo
 	u64 va = start;
 	int ret, idx;
 
-	if (!drm_dev_enter(&vm->vdev->drm, &idx))
+	if (!vtpu_dev_enter(vm->vdev, &idx))
 		return -ENODEV;
 	if (vtpu_bo_is_hbm(bo))
 		ret = vtpu_pt_map(vm, &va, bo->hbm.start + bo_offset, mapping->node.size,
@@ -228,7 +224,7 @@ static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo
 		vtpu_vm_clear(vm, start, va);
 	else
 		wmb();	/* in HBM before any doorbell */
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 	return ret;
 }
 
@@ -335,6 +331,8 @@ int vtpu_vm_bind_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 			break;
 		if (check_add_overflow(args->bo_offset, args->size, &end) || end > obj->size)
 			ret = -EINVAL;
+		else if (args->flags & DRM_VTPU_VM_WRITE && to_vtpu_bo(obj)->read_only)
+			ret = -EACCES;
 		else
 			ret = vtpu_vm_map(vm, to_vtpu_bo(obj), args);
 		drm_gem_object_put(obj);
@@ -365,7 +363,7 @@ static int vtpu_vm_take_context(struct vtpu_vm *vm)
 	int ret = -ENOSPC;
 	int idx;
 
-	if (!drm_dev_enter(&vdev->drm, &idx))
+	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_contexts; i++) {
@@ -378,7 +376,7 @@ static int vtpu_vm_take_context(struct vtpu_vm *vm)
 		}
 	}
 	mutex_unlock(&vdev->reset_lock);
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 
@@ -402,7 +400,7 @@ void vtpu_vm_lose_all(struct vtpu_device *vdev)
 			vdev->contexts[i]->lost = true;
 }
 
-static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
+static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user *user)
 {
 	struct vtpu_vm *vm;
 	int ret;
@@ -413,12 +411,16 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 	vm->vdev = vdev;
 	vm->pid = task_tgid_nr(current);
 	get_task_comm(vm->comm, current);
+	vm->user = user;
+	ret = vtpu_user_charge(user, VTPU_USER_CONTEXTS);
+	if (ret)
+		goto err_free;
 	down_read(&vdev->bar_sem);
 	vm->root = vtpu_pt_alloc(vdev, PT_ROOT_LEVEL);
 	up_read(&vdev->bar_sem);
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);
-		goto err_free;
+		goto err_user;
 	}
 	kref_init(&vm->ref);
 	mutex_init(&vm->lock);
@@ -434,6 +436,8 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev)
 	dma_resv_fini(&vm->resv);
 	mutex_destroy(&vm->lock);
 	vtpu_pt_free(vdev, vm->root);
+err_user:
+	vtpu_user_uncharge(user, VTPU_USER_CONTEXTS);
 err_free:
 	kfree(vm);
 	return ERR_PTR(ret);
@@ -451,13 +455,13 @@ static void vtpu_vm_release(struct kref *ref)
 	 * slot may have its next owner before the flush, which does it no harm.
 	 */
 	down_read(&vdev->bar_sem);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
+	if (vtpu_dev_enter(vdev, &idx)) {
 		mutex_lock(&vdev->reset_lock);
 		vdev->contexts[vm->context] = NULL;
 		vtpu_ctx_write(vdev, vm->context, 0);
 		mutex_unlock(&vdev->reset_lock);
 		vtpu_vm_flush(vm);
-		drm_dev_exit(idx);
+		vtpu_dev_exit(vdev, idx);
 	} else {
 		mutex_lock(&vdev->reset_lock);
 		vdev->contexts[vm->context] = NULL;
@@ -471,6 +475,7 @@ static void vtpu_vm_release(struct kref *ref)
 	vtpu_pt_free(vdev, vm->root);
 	dma_resv_fini(&vm->resv);
 	mutex_destroy(&vm->lock);
+	vtpu_user_uncharge(vm->user, VTPU_USER_CONTEXTS);
 	kfree(vm);
 }
 
@@ -501,7 +506,7 @@ int vtpu_vm_create_ioctl(struct drm_device *drm, void *data, struct drm_file *fi
 	if (args->flags)
 		return -EINVAL;
 
-	vm = vtpu_vm_create(to_vtpu(drm));
+	vm = vtpu_vm_create(to_vtpu(drm), vfile->user);
 	if (IS_ERR(vm))
 		return PTR_ERR(vm);
 

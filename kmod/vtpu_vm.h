@@ -14,6 +14,7 @@ struct drm_file;
 struct vtpu_bo;
 struct vtpu_device;
 struct vtpu_file;
+struct vtpu_user;
 
 /* Addresses that mappings may use: the first 2 MiB catch null pointers. */
 #define VTPU_VA_START	((u64)SZ_2M)
@@ -44,6 +45,7 @@ struct vtpu_mapping {
 struct vtpu_vm {
 	struct kref ref;
 	struct vtpu_device *vdev;
+	struct vtpu_user *user;		/* charged for the context */
 	unsigned int context;		/* hardware slot */
 	unsigned int num_queues;	/* vtpu_file.lock */
 	pid_t pid;			/* who created it */

@@ -9,6 +9,7 @@
 
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_regs.h"
 #include "vtpu_vm.h"
 #include "vtpu_vm_walk.h"
 
@@ -66,7 +67,7 @@ static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 	ret = mutex_lock_interruptible(&vm->lock);
 	if (ret)
 		goto up;
-	if (drm_dev_enter(&vdev->drm, idx))
+	if (vtpu_dev_enter(vdev, idx))
 		return 0;
 	ret = -ENODEV;
 	mutex_unlock(&vm->lock);
@@ -77,7 +78,7 @@ up:
 
 static void vtpu_walk_unlock(struct vtpu_vm *vm, int idx)
 {
-	drm_dev_exit(idx);
+	vtpu_dev_exit(vm->vdev, idx);
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
 }

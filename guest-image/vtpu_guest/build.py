@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import kernel, model, payload, qemu, roots
+from . import kernel, kernels, model, payload, qemu, roots
 from .cache import build_lock
 from .machine import Images
 from .venv import install_host_packages
@@ -17,16 +17,16 @@ def build(model_file: Path | None = None) -> Images:
         install_host_packages()
         build_root = roots.build_root()
         guest_root = roots.guest_root()
-        both = payload.Roots(build_root, guest_root)
+        chosen = kernels.chosen(build_root, guest_root)
         emulator = qemu.build(build_root)
         init = kernel.build_init(build_root)
         weights = model_file or model.fetch()
         compiled = model.compile_ahead(weights)
         return Images(
             qemu=emulator,
-            kernel=kernel.build_vmlinux(guest_root),
-            initramfs=kernel.build_initramfs(guest_root, init),
-            root=kernel.build_root_image(build_root, guest_root, init),
-            payload=payload.build(both, compiled),
-            model=payload.build_model_image(both, weights),
+            kernel=kernel.build_vmlinux(chosen),
+            initramfs=kernel.build_initramfs(chosen, init),
+            root=kernel.build_root_image(build_root, guest_root, chosen, init),
+            payload=payload.build(build_root, chosen, compiled),
+            model=payload.build_model_image(build_root, weights),
         )

@@ -9,7 +9,10 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from .stage import StageError
+
 SUITE = "trixie"
+BACKPORTS = f"{SUITE}-backports"
 # What a machine's own entry for Debian's main archive may be called.
 _SUITES = {"bookworm", "trixie", "forky", "sid", "stable", "testing", "oldstable", "unstable"}
 _ONE_LINE = re.compile(
@@ -99,12 +102,15 @@ def proxy_options() -> list[str]:
     ]
 
 
-def mmdebstrap_sources(with_source: bool) -> list[str]:
+def mmdebstrap_sources(with_source: bool, with_backports: bool = False) -> list[str]:
     """The source lines for mmdebstrap; none when it should take its default."""
     mirror = configured_mirror()
+    if mirror is None and with_backports:
+        raise StageError(f"{BACKPORTS} needs a Debian mirror in /etc/apt")
     if mirror is None:
         # mmdebstrap's own default has no deb-src line; the build root needs one,
         # which root.py then derives from what mmdebstrap wrote.
         return []
     kinds = ["deb", "deb-src"] if with_source else ["deb"]
-    return [f"{kind} {mirror} {SUITE} main" for kind in kinds]
+    suites = [SUITE, BACKPORTS] if with_backports else [SUITE]
+    return [f"{kind} {mirror} {suite} main" for kind in kinds for suite in suites]

@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""Debian's kernel, its modules, and the initramfs that leads to the root image."""
+"""The kernel as QEMU starts it, and the initramfs that leads to the root image."""
 
 from __future__ import annotations
 
 import lzma
 import struct
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from . import cpio
 from .cache import GUEST_IMAGE, cache_dir, fresh, key, log_dir, need_space, prune
+from .kernels import Kernel
 from .privileged import run_in_root, run_privileged
-from .roots import identity, kernel_release
+from .roots import identity
 from .stage import Stage, StageError
 
 # Needed to reach the root image, plus what every guest uses.
 BOOT_MODULES = ["virtio_blk", "virtio_net", "virtio_rng", "crc32c_generic", "erofs", "overlay"]
+# Newer kernels have it in a library, which depmod knows to be needed.
+_LATER_GONE = {"crc32c_generic"}
 _NOBITS = 8  # a section without bytes in the file
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
 _INIT = GUEST_IMAGE / "init"
@@ -25,10 +28,10 @@ _IMAGE_RECIPE = "2"
 
 
 class Modules:
-    """What depmod found out about a root's modules."""
+    """What depmod found out about a kernel's modules."""
 
-    def __init__(self, root: Path) -> None:
-        self.folder = root / "usr/lib/modules" / kernel_release(root)
+    def __init__(self, kernel: Kernel) -> None:
+        self.folder = kernel.modules / kernel.release
         self._needs: dict[str, list[str]] = {}
         self._paths: dict[str, str] = {}
         for line in (self.folder / "modules.dep").read_text().splitlines():
@@ -45,6 +48,8 @@ class Modules:
 
         def visit(name: str) -> None:
             if name in found or name in self._builtin:
+                return
+            if name not in self._needs and name in _LATER_GONE:
                 return
             if name not in self._needs:
                 raise StageError(f"the guest's kernel has no module {name}")
@@ -66,21 +71,22 @@ def _name(path: str) -> str:
     return Path(path).name.split(".ko")[0].replace("-", "_")
 
 
-def build_vmlinux(guest: Path) -> Path:
+def build_vmlinux(kernel: Kernel) -> Path:
     """The kernel as an ELF file, which QEMU starts directly (PVH).
 
     Debian's own bzImage works too, but would be decompressed under emulation
     at every boot.
     """
-    release = kernel_release(guest)
-    target = cache_dir() / f"vmlinux-{key(identity(guest))}"
+    if kernel.image.name == "vmlinux":
+        return kernel.image
+    target = cache_dir() / f"vmlinux-{key(kernel.identity)}"
     if not target.is_file():
         with Stage("kernel"), fresh(target) as work:
             need_space(cache_dir(), 100, "the kernel")
-            image = (guest / f"boot/vmlinuz-{release}").read_bytes()
+            image = kernel.image.read_bytes()
             start = image.find(_ZSTD_MAGIC)
             if start < 0:
-                raise StageError(f"Debian's kernel {release} is not compressed with zstd")
+                raise StageError(f"Debian's kernel {kernel.release} is not compressed with zstd")
             packed = work.with_suffix(".zst")
             packed.write_bytes(image[start:])
             try:
@@ -96,7 +102,7 @@ def build_vmlinux(guest: Path) -> Path:
             finally:
                 packed.unlink()
             if not is_whole_elf(work):
-                raise StageError(f"Debian's image of {release} gave no whole ELF kernel")
+                raise StageError(f"Debian's image of {kernel.release} gave no whole ELF kernel")
     prune("vmlinux-*", target)
     return target
 
@@ -133,11 +139,11 @@ def build_init(root: Path) -> Path:
     return target / "init"
 
 
-def build_initramfs(guest: Path, init: Path) -> Path:
-    target = cache_dir() / f"initramfs-{key(identity(guest), init.parent.name, *BOOT_MODULES)}"
+def build_initramfs(kernel: Kernel, init: Path) -> Path:
+    target = cache_dir() / f"initramfs-{key(kernel.identity, init.parent.name, *BOOT_MODULES)}"
     if not target.is_file():
         with Stage("initramfs"), fresh(target) as work:
-            modules = Modules(guest)
+            modules = Modules(kernel)
             order = modules.order(BOOT_MODULES)
             files = [("init", init.read_bytes())]
             files += [(f"modules/{name}.ko", modules.read(name)) for name in order]
@@ -147,22 +153,44 @@ def build_initramfs(guest: Path, init: Path) -> Path:
     return target
 
 
-def build_root_image(build: Path, guest: Path, init: Path) -> Path:
-    """The guest's root as an uncompressed read-only image: reading it costs no CPU."""
-    target = cache_dir() / f"root-{key(identity(guest), init.parent.name, _IMAGE_RECIPE)}.erofs"
+def build_root_image(build: Path, guest: Path, kernel: Kernel, init: Path) -> Path:
+    """The guest's root as an uncompressed read-only image: reading it costs no CPU.
+
+    Its modules are the chosen kernel's.
+    """
+    made_from = [identity(guest), kernel.identity, init.parent.name, _IMAGE_RECIPE]
+    target = cache_dir() / f"root-{key(*made_from)}.erofs"
     if not target.is_file():
         with Stage("root image") as stage:
             for folder in ("opt/vtpu", "opt/model"):
                 run_privileged(["mkdir", "-p", str(guest / folder)])
             run_privileged(["install", "-m", "755", str(init), str(guest / "usr/sbin/vtpu-init")])
             run_privileged(["ln", "-sf", "vtpu-init", str(guest / "usr/sbin/shutdown")])
-            make_image(stage, build, guest, target, exclude=r"^(boot|var/cache|var/lib/apt)/.*")
+            make_image(
+                stage,
+                build,
+                guest,
+                target,
+                exclude=r"^(boot|var/cache|var/lib/apt)/.*",
+                inside={kernel.modules: "usr/lib/modules"},
+            )
     prune("root-*.erofs", target)
     return target
 
 
-def make_image(stage: Stage, build: Path, folder: Path, target: Path, exclude: str = "") -> None:
-    """Packs a folder. File times stay: Python checks its bytecode against them."""
+def make_image(
+    stage: Stage,
+    build: Path,
+    folder: Path,
+    target: Path,
+    *,
+    exclude: str = "",
+    inside: Mapping[Path, str] | None = None,
+) -> None:
+    """Packs a folder, with others in place of some in it.
+
+    File times stay: Python checks its bytecode against them.
+    """
     log = log_dir() / f"{target.name.split('-')[0]}-image.log"
     # mkfs.erofs does not end on a full disk.
     size = sum(path.lstat().st_size for path in folder.rglob("*")) >> 20
@@ -175,6 +203,7 @@ def make_image(stage: Stage, build: Path, folder: Path, target: Path, exclude: s
             build,
             ["mkfs.erofs", *options, f"/out/{work.name}", "/source"],
             log,
-            read={folder: "/source"},
+            read={folder: "/source"}
+            | {other: f"/source/{place}" for other, place in (inside or {}).items()},
             write={target.parent: "/out"},
         )

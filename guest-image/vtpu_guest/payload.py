@@ -10,19 +10,26 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
-from dataclasses import dataclass
 from pathlib import Path
 
 from .cache import GUEST_IMAGE, REPO, cache_dir, fresh, key, log_dir, prune, remove, sync_tree
 from .kernel import Modules, make_image
+from .kernels import Kernel
 from .privileged import run_in_root
-from .roots import identity, kernel_release
+from .roots import identity
 from .stage import Stage, StageError, run_logged
 from .venv import venv_python
 
 _REQUIREMENTS = GUEST_IMAGE / "requirements-guest.txt"
 _PYTHON = [REPO / "python/vtpu", REPO / "compiler/vtpu_compiler"]
-_NATIVE = ["kmod", "libtpurt", "qemu-device/include", "qemu-device/core", "python/vtpu/runtime"]
+_DRIVER = ["kmod", "qemu-device/include"]
+_NATIVE = [
+    "libtpurt",
+    "kmod/include",
+    "qemu-device/include",
+    "qemu-device/core",
+    "python/vtpu/runtime",
+]
 # Paths inside the guest, and what every process there finds in its environment.
 _ENVIRONMENT = """\
 PYTHONPATH=/opt/vtpu/python:/opt/vtpu/native:/opt/vtpu/site
@@ -36,35 +43,30 @@ _DEPENDS = re.compile(rb"\0depends=([^\0]*)\0")
 _COMPILE_PYTHON = "python3 -m compileall -q -j 0 --invalidation-mode unchecked-hash"
 
 
-@dataclass(frozen=True)
-class Roots:
-    build: Path
-    guest: Path
-
-
-def build(roots: Roots, compiled: Path | None) -> Path:
-    site = _site_packages(roots.build)
-    native = _native(roots)
+def build(root: Path, kernel: Kernel, compiled: Path | None) -> Path:
+    site = _site_packages(root)
+    native = _native(root)
+    driver = _driver(kernel)
     name = compiled.name if compiled else "none"
-    recipe = [site.name, native.name, name, identity(roots.guest), _ENVIRONMENT]
+    recipe = [site.name, native.name, driver.name, name, kernel.identity, _ENVIRONMENT]
     target = cache_dir() / f"payload-{key(*recipe, *_PYTHON)}.erofs"
     if not target.is_file():
         with Stage("payload image") as stage:
             folder = target.with_suffix(".files")
             remove(folder)
             try:
-                _collect(stage, roots, folder, site, native, compiled)
-                make_image(stage, roots.build, folder, target)
+                shutil.copytree(native, folder, symlinks=True)
+                shutil.copytree(driver, folder / "modules")
+                _order_modules(kernel, folder / "modules")
+                _collect(stage, root, folder, site, compiled)
+                make_image(stage, root, folder, target)
             finally:
                 remove(folder)
     prune("payload-*.erofs", target)
     return target
 
 
-def _collect(
-    stage: Stage, roots: Roots, folder: Path, site: Path, native: Path, compiled: Path | None
-) -> None:
-    shutil.copytree(native, folder, symlinks=True)
+def _collect(stage: Stage, root: Path, folder: Path, site: Path, compiled: Path | None) -> None:
     shutil.copytree(site, folder / "site", copy_function=_link)
     for tree in _PYTHON:
         if tree.is_dir():
@@ -73,10 +75,9 @@ def _collect(
     if compiled:
         shutil.copytree(compiled, folder / "aot", copy_function=_link)
     (folder / "environment").write_text(_ENVIRONMENT)
-    _order_modules(roots, folder / "modules")
     run_in_root(
         stage,
-        roots.build,
+        root,
         ["sh", "-c", f"{_COMPILE_PYTHON} /payload/python"],
         log_dir() / "payload.log",
         write={folder: "/payload"},
@@ -91,12 +92,10 @@ def _link(source: str | Path, target: str | Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _order_modules(roots: Roots, folder: Path) -> None:
+def _order_modules(kernel: Kernel, folder: Path) -> None:
     """Puts what the driver needs beside it, in the order to load."""
-    own = sorted(folder.glob("*.ko")) if folder.is_dir() else []
-    if not own:
-        return
-    modules = Modules(roots.guest)
+    own = sorted(folder.glob("*.ko"))
+    modules = Modules(kernel)
     needs: list[str] = []
     for path in own:
         found = _DEPENDS.search(path.read_bytes())
@@ -139,34 +138,63 @@ def _site_packages(build: Path) -> Path:
     return target
 
 
-def _native(roots: Roots) -> Path:
-    """The driver, the runtime and its Python binding, compiled in the build root."""
-    sources = [REPO / name for name in _NATIVE]
-    script = GUEST_IMAGE / "build-native"
-    target = cache_dir() / f"native-{key(identity(roots.build), script, *sources)}"
+def _driver(kernel: Kernel) -> Path:
+    """The driver, compiled for a kernel by that kernel's own compiler."""
+    script = GUEST_IMAGE / "build-driver"
+    sources = [REPO / name for name in _DRIVER]
+    made_from = [kernel.identity, identity(kernel.root)]
+    target = cache_dir() / f"driver-{key(*made_from, script, *sources)}"
     if not target.is_dir():
-        with Stage("driver and runtime") as stage:
-            checkout = hashlib.sha256(str(REPO).encode()).hexdigest()[:8]
-            work_tree = cache_dir() / f"native-tree-{checkout}"
-            for name in _NATIVE:
-                if (REPO / name).is_dir():
-                    sync_tree(REPO / name, work_tree / name)
-            with fresh(target) as work:
-                work.mkdir()
-                release = kernel_release(roots.build)
-                run_in_root(
-                    stage,
-                    roots.build,
-                    ["sh", "/script/build-native", "/tree", "/out", release],
-                    log_dir() / "native.log",
-                    read={script.parent: "/script"},
-                    write={work_tree: "/tree", work: "/out"},
-                )
+        with Stage("driver") as stage, fresh(target) as work:
+            work.mkdir()
+            tree = _work_tree(f"driver-tree-{key(*made_from)}", _DRIVER)
+            read = {script.parent: "/script"}
+            headers = f"/lib/modules/{kernel.release}/build"
+            if kernel.headers:
+                read[kernel.headers] = headers = "/headers"
+            run_in_root(
+                stage,
+                kernel.root,
+                ["sh", "/script/build-driver", headers, "/tree", "/out"],
+                log_dir() / "driver.log",
+                read=read,
+                write={tree: "/tree", work: "/out"},
+            )
+    prune("driver-????????????????", target)
+    return target
+
+
+def _native(root: Path) -> Path:
+    """The runtime and its Python binding, compiled in the build root."""
+    script = GUEST_IMAGE / "build-native"
+    sources = [REPO / name for name in _NATIVE]
+    target = cache_dir() / f"native-{key(identity(root), script, *sources)}"
+    if not target.is_dir():
+        with Stage("runtime") as stage, fresh(target) as work:
+            work.mkdir()
+            run_in_root(
+                stage,
+                root,
+                ["sh", "/script/build-native", "/tree", "/out"],
+                log_dir() / "native.log",
+                read={script.parent: "/script"},
+                write={_work_tree("native-tree", _NATIVE): "/tree", work: "/out"},
+            )
     prune("native-????????????????", target)
     return target
 
 
-def build_model_image(roots: Roots, model: Path) -> Path:
+def _work_tree(name: str, sources: list[str]) -> Path:
+    """A copy of the checkout's sources, where objects are kept for the next edit."""
+    checkout = hashlib.sha256(str(REPO).encode()).hexdigest()[:8]
+    tree = cache_dir() / f"{name}-{checkout}"
+    for source in sources:
+        if (REPO / source).is_dir():
+            sync_tree(REPO / source, tree / source)
+    return tree
+
+
+def build_model_image(root: Path, model: Path) -> Path:
     """The model file alone: large, and never changed by an edit."""
     stat = model.stat()
     identity = f"{model.resolve()} {stat.st_size} {stat.st_mtime_ns}"
@@ -180,7 +208,7 @@ def build_model_image(roots: Roots, model: Path) -> Path:
             folder.mkdir()
             try:
                 _link(model, folder / model.name)
-                make_image(stage, roots.build, folder, target)
+                make_image(stage, root, folder, target)
             finally:
                 remove(folder)
     prune("model-*.erofs", target)

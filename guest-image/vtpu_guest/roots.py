@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Debian 13 roots: one that builds, one that the guest boots, one that fuzzes."""
+"""The Debian 13 roots: one that builds, one that the guest boots, and those of other jobs."""
 
 from __future__ import annotations
 
@@ -37,7 +37,15 @@ def packages(name: str) -> list[str]:
     return [line.split("#")[0].strip() for line in lines if line.split("#")[0].strip()]
 
 
-def _make(title: str, target: Path, package_list: str, extra: list[str], source: bool) -> None:
+def _make(
+    title: str,
+    target: Path,
+    package_list: str,
+    extra: list[str],
+    *,
+    source: bool = False,
+    backports: bool = False,
+) -> None:
     with Stage(title) as stage:
         need_space(cache_dir(), 3000, title)
         with fresh(target) as work:
@@ -55,7 +63,7 @@ def _make(title: str, target: Path, package_list: str, extra: list[str], source:
                 f"--include={','.join(packages(package_list))}",
                 *extra,
             ]
-            sources = debian.mmdebstrap_sources(source)
+            sources = debian.mmdebstrap_sources(source, backports)
             command = ["mmdebstrap", *options, debian.SUITE, str(work), *sources]
             log = log_dir() / f"{package_list.removesuffix('.txt')}.log"
             run_isolated(stage, command, log, hint=_HINT)
@@ -79,7 +87,7 @@ def guest_root() -> Path:
     for attempt in range(2):
         if not target.is_dir():
             hooks = [f"--essential-hook={_NO_INITRAMFS}"]
-            _make("Debian 13 guest root", target, "packages-guest.txt", hooks, source=False)
+            _make("Debian 13 guest root", target, "packages-guest.txt", hooks)
         prune("guest-root-*", target)
         if kernel_release(build) == kernel_release(target):
             return target
@@ -96,10 +104,20 @@ def guest_root() -> Path:
 
 def fuzz_root() -> Path:
     """The root with clang and its sanitisers; made by nothing but fuzzing."""
-    target = cache_dir() / f"fuzz-root-{key(_RECIPE, GUEST_IMAGE / 'packages-fuzz.txt')}"
+    return _extra_root("fuzz", [])
+
+
+def backports_root() -> Path:
+    """The root with the newest kernel and its headers; made when that kernel is asked for."""
+    return _extra_root("backports", [f"--essential-hook={_NO_INITRAMFS}"], backports=True)
+
+
+def _extra_root(name: str, hooks: list[str], *, backports: bool = False) -> Path:
+    package_list = f"packages-{name}.txt"
+    target = cache_dir() / f"{name}-root-{key(_RECIPE, GUEST_IMAGE / package_list)}"
     if not target.is_dir():
-        _make("Debian 13 fuzz root", target, "packages-fuzz.txt", [], source=False)
-    prune("fuzz-root-*", target)
+        _make(f"Debian 13 {name} root", target, package_list, hooks, backports=backports)
+    prune(f"{name}-root-*", target)
     return target
 
 

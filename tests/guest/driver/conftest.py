@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,19 @@ def guest() -> Iterator[Any]:
 
     with Guest() as running:
         running.run(["mkdir", "-p", FOLDER]).check()
-        for name in ("vtpu_raw.py", "cases.py"):
-            running.put(HERE / name, f"{FOLDER}/{name}")
+        for path in [HERE / "vtpu_raw.py", HERE / "cases.py", *HERE.glob("*_cases.py")]:
+            running.put(path, f"{FOLDER}/{path.name}")
         yield running
+
+
+def run_cases(guest: Any, file: str, names: Sequence[str] = (), seconds: float = 600) -> dict:
+    """Runs a file's cases in the guest; what became of each, by name."""
+    from cases import FOLDER
+
+    done = guest.run(["python3", f"{FOLDER}/{file}", *names], timeout=seconds)
+    found = {record["case"]: record for record in map(json.loads, done.text.splitlines())}
+    for record in found.values():
+        if "ok" not in record:
+            tail = done.stderr.decode(errors="replace")[-2000:]
+            record |= {"ok": False, "error": f"the run ended here: {tail}"}
+    return found

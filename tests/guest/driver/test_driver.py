@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import pytest
-from cases import ALONE, CASES, FOLDER
+from cases import ALONE, CASES
+from conftest import run_cases
 
-SECONDS = 600
 pytestmark = pytest.mark.guest
 
 
 @pytest.fixture(scope="module")
 def results(guest: Any) -> dict[str, dict[str, Any]]:
-    done = guest.run(["python3", f"{FOLDER}/cases.py"], timeout=SECONDS)
-    found = {record["case"]: record for record in map(json.loads, done.text.splitlines())}
-    for record in found.values():
-        if "ok" not in record:
-            tail = done.stderr.decode(errors="replace")[-2000:]
-            record |= {"ok": False, "error": f"the run ended here: {tail}"}
-    return found
+    return run_cases(guest, "cases.py")
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if name not in ALONE])

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.guest
 TRACE = "/sys/kernel/tracing"
 
 PRELUDE = f"""
-import sys, errno, glob, os, re
+import sys, atexit, errno, glob, os, re
 sys.path.insert(0, {FOLDER!r})
 import vtpu_raw as raw
 from cases import Setup, until, pci_device
@@ -34,6 +34,13 @@ def register(name):
 
 def attribute(name):
     return open(f"{{PCI}}/{{name}}").read().rstrip()
+
+def power(control):
+    open(f"{{PCI}}/power/control", "w").write(control)
+
+# A device that sleeps is not looked at; it may when the program has ended.
+power("on")
+atexit.register(power, "auto")
 
 def fdinfo(dev):
     '''By the rules of the kernel's drm-usage-stats.rst.'''
@@ -273,6 +280,37 @@ for name in os.listdir(f"{DEBUG}/inject"):
         assert read(f"inject/{name}") == "0\\n", name
 with Setup() as dev:
     dev.finish_ok([raw.nop()])
+""",
+    )
+
+
+def test_a_device_that_sleeps_is_left_asleep(guest: Any) -> None:
+    """Whoever only looks gets what was known when it fell asleep, or EAGAIN."""
+    python(
+        guest,
+        """
+def asleep():
+    return attribute("power/runtime_status") == "suspended"
+
+with Setup() as dev:
+    dev.finish_ok([raw.fill(dev.hbm_va, dev.size, 1)])
+    settled()
+    power("auto")
+    until(asleep, 60, "the device sleeps")
+    for name in "registers", "rings":
+        with raises(errno.EAGAIN):
+            read(name)
+    for name in "reset_queue", "reset_device", "test_irq":
+        with raises(errno.EAGAIN):
+            write(name, 1)
+    assert "context" in read("queues") and "device:" not in read("queues")
+    assert read("hbm") and read("contexts") and read("usage")
+    busy = fdinfo(dev)["drm-engine-tpu"]
+    assert busy > 0 and int(attribute("busy_time_us")) >= busy // 1000
+    assert int(attribute("hbm_used")) > 0
+    assert asleep()
+    power("on")
+    assert fdinfo(dev)["drm-engine-tpu"] == busy
 """,
     )
 

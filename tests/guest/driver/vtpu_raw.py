@@ -22,6 +22,7 @@ OK, FAULTED, HUNG, LOST = range(4)
 NOP, RUN, COPY, FILL, WAIT, SIGNAL, TIMESTAMP = range(1, 8)
 SYNC_SIGNAL, SYNC_TIMELINE = 1, 2
 MAP, UNMAP = 0, 1
+USERPTR_READ_ONLY = 1
 FAULT_UNMAPPED, FAULT_PROTECTION, FAULT_TRAP = 3, 4, 8
 
 # One instruction each: the opcode, everything else zero.
@@ -64,8 +65,11 @@ IOCTLS = {
         "queue_id status fault_cause fault_access fault_addr fault_pc fault_cookie completed",
     ),
     "submit": (_W, 0x4A, "IIQQII", "queue_id flags cmds syncs num_cmds num_syncs"),
+    "bo_userptr": (_RW, 0x4B, "QQII", "addr size flags handle"),
     # DRM's own
     "gem_close": (_W, 0x09, "II", "handle pad"),
+    "prime_handle_to_fd": (_RW, 0x2D, "IIi", "handle flags fd"),
+    "prime_fd_to_handle": (_RW, 0x2E, "IIi", "handle flags fd"),
     "syncobj_create": (_RW, 0xBF, "II", "handle flags"),
     "syncobj_destroy": (_RW, 0xC0, "II", "handle pad"),
     "syncobj_handle_to_fd": (_RW, 0xC1, "IIiI", "handle flags fd pad"),
@@ -219,6 +223,9 @@ class Device:
 
     def bo(self, size: int, flags: int = 0) -> int:
         return self.call("bo_create", size=size, flags=flags).handle
+
+    def userptr(self, addr: int, size: int, flags: int = 0) -> int:
+        return self.call("bo_userptr", addr=addr, size=size, flags=flags).handle
 
     def map(self, handle: int) -> mmap.mmap:
         info = self.call("bo_info", handle=handle)

@@ -27,6 +27,7 @@ extern "C" {
 #define DRM_VTPU_QUEUE_DESTROY	0x08
 #define DRM_VTPU_QUEUE_STATE	0x09
 #define DRM_VTPU_SUBMIT		0x0a
+#define DRM_VTPU_BO_USERPTR	0x0b
 
 /* ---- DEV_QUERY ---- */
 
@@ -78,13 +79,30 @@ struct drm_vtpu_bo_info {
 	__u32 handle;		/* in */
 	__u32 flags;		/* out: DRM_VTPU_BO_* */
 	__u64 size;		/* out */
-	__u64 mmap_offset;	/* out: for mmap() of the device file */
+	__u64 mmap_offset;	/* out: for mmap() of the device file; 0: not to be mapped */
 };
 
 struct drm_vtpu_bo_wait {
 	__u32 handle;		/* in */
 	__u32 pad;
 	__s64 timeout_ns;	/* in: absolute CLOCK_MONOTONIC; ETIMEDOUT when it passes */
+};
+
+#define DRM_VTPU_USERPTR_READ_ONLY	(1 << 0)	/* the device may not write: EACCES */
+
+/*
+ * Makes a buffer of the calling process's own memory. Its pages are pinned until
+ * the buffer is freed, or the device is gone, and count against the RLIMIT_MEMLOCK
+ * of the user (ENOMEM), but for CAP_IPC_LOCK. The buffer keeps the pages that were
+ * there, whatever becomes of the addresses. EFAULT when not all of the range is
+ * memory that may be pinned, and written unless READ_ONLY; EOPNOTSUPP where only
+ * bounce buffers reach it. It can be neither exported nor mapped.
+ */
+struct drm_vtpu_bo_userptr {
+	__u64 addr;		/* in: page aligned */
+	__u64 size;		/* in: multiple of pages, not 0 */
+	__u32 flags;		/* in: DRM_VTPU_USERPTR_* */
+	__u32 handle;		/* out: GEM handle */
 };
 
 /* ---- Address spaces ---- */
@@ -236,6 +254,8 @@ struct drm_vtpu_submit {
 	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_QUEUE_STATE, struct drm_vtpu_queue_state)
 #define DRM_IOCTL_VTPU_SUBMIT \
 	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_SUBMIT, struct drm_vtpu_submit)
+#define DRM_IOCTL_VTPU_BO_USERPTR \
+	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_BO_USERPTR, struct drm_vtpu_bo_userptr)
 
 #if defined(__cplusplus)
 }

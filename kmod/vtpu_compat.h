@@ -1,0 +1,15 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What kernels name differently, under its newest name. Kbuild finds out which it is. */
+#ifndef _VTPU_COMPAT_H_
+#define _VTPU_COMPAT_H_
+
+#include <linux/mm.h>
+
+#ifndef VTPU_HAVE_VMA_IS_COW_MAPPING
+static inline bool vma_is_cow_mapping(const struct vm_area_struct *vma)
+{
+	return is_cow_mapping(vma->vm_flags);
+}
+#endif
+
+#endif
