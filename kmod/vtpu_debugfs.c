@@ -251,25 +251,25 @@ static const struct drm_debugfs_info vtpu_debugfs_files[] = {
 	{ "usage", vtpu_usage_show },
 };
 
-/* ---- Commands ---- */
+/* ---- Commands, which wake the device ---- */
 
 static int vtpu_reset_queue_set(void *data, u64 index)
 {
 	struct vtpu_device *vdev = data;
-	int ret, idx;
+	int ret = 0;
+	int idx;
 
 	if (index >= vdev->num_queues)
 		return -EINVAL;
-	ret = vtpu_peek_begin(vdev, &idx);
-	if (ret)
-		return ret;
+	if (!vtpu_dev_enter(vdev, &idx))
+		return -ENODEV;
 	scoped_guard(mutex, &vdev->reset_lock) {
 		if (vdev->hwq[index]->queue)
 			vtpu_hwq_hang(vdev->hwq[index]);
 		else
 			ret = -ENOENT;
 	}
-	vtpu_peek_end(vdev, idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 DEFINE_DEBUGFS_ATTRIBUTE(vtpu_reset_queue_fops, NULL, vtpu_reset_queue_set, "%llu\n");
@@ -277,13 +277,13 @@ DEFINE_DEBUGFS_ATTRIBUTE(vtpu_reset_queue_fops, NULL, vtpu_reset_queue_set, "%ll
 static int vtpu_reset_device_set(void *data, u64 value)
 {
 	struct vtpu_device *vdev = data;
-	int ret, idx;
+	int ret = 0;
+	int idx;
 
 	if (value != 1)
 		return -EINVAL;
-	ret = vtpu_peek_begin(vdev, &idx);
-	if (ret)
-		return ret;
+	if (!vtpu_dev_enter(vdev, &idx))
+		return -ENODEV;
 	scoped_guard(mutex, &vdev->reset_lock) {
 		/* What was given up stays so: only a function reset brings it back. */
 		if (!vdev->wedged)
@@ -291,7 +291,7 @@ static int vtpu_reset_device_set(void *data, u64 value)
 		if (vdev->wedged)
 			ret = -EIO;
 	}
-	vtpu_peek_end(vdev, idx);
+	vtpu_dev_exit(vdev, idx);
 	return ret;
 }
 DEFINE_DEBUGFS_ATTRIBUTE(vtpu_reset_device_fops, NULL, vtpu_reset_device_set, "%llu\n");
@@ -300,15 +300,14 @@ DEFINE_DEBUGFS_ATTRIBUTE(vtpu_reset_device_fops, NULL, vtpu_reset_device_set, "%
 static int vtpu_test_irq_set(void *data, u64 vector)
 {
 	struct vtpu_device *vdev = data;
-	int ret, idx;
+	int idx;
 
 	if (vector >= vdev->num_vectors)
 		return -EINVAL;
-	ret = vtpu_peek_begin(vdev, &idx);
-	if (ret)
-		return ret;
+	if (!vtpu_dev_enter(vdev, &idx))
+		return -ENODEV;
 	vtpu_write(vdev, VTPU_REG_TEST_IRQ, vector);
-	vtpu_peek_end(vdev, idx);
+	vtpu_dev_exit(vdev, idx);
 	return 0;
 }
 DEFINE_DEBUGFS_ATTRIBUTE(vtpu_test_irq_fops, NULL, vtpu_test_irq_set, "%llu\n");

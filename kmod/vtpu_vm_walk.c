@@ -59,7 +59,7 @@ static struct vtpu_mapping *vtpu_walk_mapping(struct vtpu_vm *vm, u64 va)
 static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 {
 	struct vtpu_device *vdev = vm->vdev;
-	int ret = -EAGAIN;
+	int ret = -EBUSY;
 
 	/* Who writes it resets the function: nothing that one waits for to look. */
 	if (!down_read_trylock(&vdev->bar_sem))
