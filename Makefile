@@ -10,6 +10,11 @@ MAX_TOKENS ?=
 MODEL ?=
 KERNEL ?= default
 SECONDS ?= 60
+SOURCE ?= kmod
+TEST ?=
+ONCE ?=
+WHAT ?= kernel
+GDB ?=
 REPLAY ?=
 FILE ?=
 ELF ?=
@@ -17,7 +22,7 @@ ARGS ?=
 
 # A value that a person gives is passed on as it is: neither make nor the shell
 # may look for variables or commands in it.
-inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY KERNEL FILE ELF
+inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY SOURCE TEST WHAT GDB KERNEL FILE ELF
 $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # Whatever boots a guest boots this kernel.
@@ -31,7 +36,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec build test test-fast test-driver test-device fuzz-device bench bench-device lint coredump clean help
+.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device bench bench-device lint coredump clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -41,6 +46,12 @@ serve: ## Serve the OpenAI API on 127.0.0.1:PORT (8000) until Ctrl-C
 
 shell: ## Open a root shell in the guest
 	@$(guest) shell $(model)
+
+kmod-dev: ## Put the driver into the running guest, now and after each save [TEST=pytest arguments] [ONCE=1]
+	@$(guest) kmod-dev $(model) --source="$$SOURCE" --test="$$TEST" $(if $(ONCE),--once)
+
+debug: ## gdb on the running guest's kernel and driver, or WHAT=qemu [GDB="command; command"]
+	@$(guest) debug $(model) --commands="$$GDB" "$$WHAT"
 
 build: ## Build all images without booting
 	@$(guest) build $(model)

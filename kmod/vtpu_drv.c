@@ -17,6 +17,7 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
+#include "vtpu_perfmon.h"
 #include "vtpu_pm.h"
 #include "vtpu_prime.h"
 #include "vtpu_queue.h"
@@ -138,6 +139,7 @@ static const struct drm_ioctl_desc vtpu_ioctls[] = {
 	DRM_IOCTL_DEF_DRV(VTPU_QUEUE_STATE, vtpu_queue_state_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_SUBMIT, vtpu_submit_ioctl, 0),
 	DRM_IOCTL_DEF_DRV(VTPU_BO_USERPTR, vtpu_bo_userptr_ioctl, 0),
+	DRM_IOCTL_DEF_DRV(VTPU_PERFMON, vtpu_perfmon_ioctl, 0),
 };
 
 static const struct file_operations vtpu_fops = {

@@ -10,6 +10,8 @@ if sys.version_info < (3, 11):  # noqa: UP036
         " name one with PYTHON=..."
     )
 
-from .guest import Completed, Guest, GuestError
+from .attach import Attached
+from .guest import Guest
+from .link import Completed, GuestError
 
-__all__ = ["Completed", "Guest", "GuestError"]
+__all__ = ["Attached", "Completed", "Guest", "GuestError"]

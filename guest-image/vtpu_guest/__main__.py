@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from . import accel, chat, checks, fuzz
+from . import accel, chat, checks, debug, develop, driver, fuzz
 from .build import build
 from .cache import build_lock, cache_dir, remove
-from .guest import Guest, GuestError
+from .guest import Guest
+from .link import GuestError
 from .machine import GUEST_HTTP_PORT, Machine
 from .model import fetch
 from .stage import Stage, StageError
@@ -172,6 +173,20 @@ def _kept_terminal() -> Iterator[None]:
         termios.tcsetattr(sys.stdin, termios.TCSADRAIN, before)
 
 
+def develop_driver(arguments: argparse.Namespace) -> int:
+    """Puts the driver into the running guest, now and after each save."""
+    source = Path(arguments.source).resolve()
+    if source not in (driver.SOURCE, driver.EXAMPLE):
+        raise StageError(f"SOURCE is {arguments.source}; it must be kmod or kmod/example")
+    return develop.develop(lambda: _machine(arguments), source, arguments.test, arguments.once)
+
+
+def debug_guest(arguments: argparse.Namespace) -> int:
+    """gdb on the running guest's kernel and driver, or on its QEMU."""
+    with develop.running_or_booted(lambda: _machine(arguments)) as folder, _kept_terminal():
+        return debug.debug(folder, arguments.what, arguments.commands)
+
+
 def execute(arguments: argparse.Namespace) -> int:
     """One command in a fresh guest, with its output and status."""
     machine = _machine(arguments)
@@ -249,6 +264,15 @@ def _parser() -> argparse.ArgumentParser:
     command = add("fuzz", fuzz_device, fuzz_device.__doc__ or "")
     command.add_argument("--seconds", type=int, default=60)
     command.add_argument("--replay", default="")
+    command = add("kmod-dev", develop_driver, develop_driver.__doc__ or "")
+    with_model(command)
+    command.add_argument("--source", default=str(driver.SOURCE), help="kmod or kmod/example")
+    command.add_argument("--test", default="", help="for pytest, after each exchange")
+    command.add_argument("--once", action="store_true", help="exchange once and end")
+    command = add("debug", debug_guest, debug_guest.__doc__ or "")
+    with_model(command)
+    command.add_argument("--commands", default="", help="for gdb, instead of the terminal")
+    command.add_argument("what", choices=["kernel", "qemu"])
     command = add("python", python, python.__doc__ or "")
     command.add_argument("arguments", nargs=argparse.REMAINDER)
     add("clean", clean, clean.__doc__ or "")

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import struct
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +27,14 @@ class JsonSocket:
 
     def close(self) -> None:
         self._socket.close()
+
+    @property
+    def peer_pid(self) -> int:
+        """The process that listens on the socket."""
+        size = struct.calcsize("3i")
+        credentials = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+        pid: int = struct.unpack("3i", credentials)[0]
+        return pid
 
     def send(self, message: dict[str, Any]) -> None:
         self._socket.settimeout(None)
@@ -71,6 +80,10 @@ class Qmp:
 
     def close(self) -> None:
         self._json.close()
+
+    @property
+    def peer_pid(self) -> int:
+        return self._json.peer_pid
 
     def command(self, name: str, timeout: float = 30, **arguments: Any) -> Any:
         named = {key.replace("_", "-"): value for key, value in arguments.items()}

@@ -10,7 +10,6 @@ that started it ends.
 
 from __future__ import annotations
 
-import base64
 import os
 import re
 import shutil
@@ -18,8 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -28,43 +26,14 @@ from . import accel
 from .backlog import widen
 from .cache import log_dir
 from .channels import Agent, ChannelError, Qmp
+from .link import GuestError, Link
 from .machine import Images, Machine
 
-_CHUNK = 1 << 20
 _KEPT_LOGS = 20
-_PREFIX = "vtpu-run-"
-_POLL_FIRST, _POLL_MOST = 0.005, 0.1
+FOLDER_PREFIX = "vtpu-run-"
 
 
-class GuestError(Exception):
-    """The guest did not do what was asked; log is its console's."""
-
-    def __init__(self, reason: str, log: Path | None = None) -> None:
-        super().__init__(reason + (f" (console: {log})" if log else ""))
-        self.reason = reason
-        self.log = log
-
-
-@dataclass(frozen=True)
-class Completed:
-    """What a command in the guest did."""
-
-    returncode: int
-    stdout: bytes
-    stderr: bytes
-
-    @property
-    def text(self) -> str:
-        return self.stdout.decode(errors="replace")
-
-    def check(self) -> Completed:
-        if self.returncode != 0:
-            tail = self.stderr.decode(errors="replace").strip()[-2000:]
-            raise GuestError(f"the command exited with status {self.returncode}: {tail}")
-        return self
-
-
-class Guest:
+class Guest(Link):
     """A QEMU process with the guest in it, and the ways to talk to it."""
 
     def __init__(self, machine: Machine | None = None, **changes: Any) -> None:
@@ -76,8 +45,6 @@ class Guest:
         self.console_log = log_dir() / f"console-{os.getpid()}-{time.time_ns() // 1_000_000}.log"
         self._folder: Path | None = None
         self._process: subprocess.Popen[bytes] | None = None
-        self._qmp: Qmp | None = None
-        self._agent: Agent | None = None
 
     # Life
 
@@ -99,7 +66,7 @@ class Guest:
     def start(self, wait: bool = True, timeout: float = 120) -> None:
         """Starts QEMU, and waits for the agent unless told not to."""
         _remove_stale_folders()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{FOLDER_PREFIX}{os.getpid()}-"))
         try:
             self._launch()
             if wait:
@@ -211,10 +178,8 @@ class Guest:
         self._clean()
 
     def _clean(self) -> None:
-        for channel in (self._agent, self._qmp):
-            if channel is not None:
-                channel.close()
-        self._agent = self._qmp = self._process = None
+        self.close_channels()
+        self._process = None
         if self._folder is not None:
             self._save_logs()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -236,105 +201,27 @@ class Guest:
             raise GuestError("the guest is not running")
         return self._folder
 
-    # Use
+    @property
+    def folder(self) -> Path:
+        """Where the run's sockets are, for who attaches to it."""
+        return self._need_folder()
+
+    def release_agent(self) -> None:
+        """Lets others attach. The agent is then no longer this object's."""
+        if self._agent is not None:
+            self._agent.close()
+            self._agent = None
 
     @property
     def pid(self) -> int:
         assert self._process is not None
         return self._process.pid
 
-    def qmp(self, command: str, **arguments: Any) -> Any:
-        """A monitor command, e.g. qmp("qom-set", path=..., property=..., value=...)."""
-        if self._qmp is None:
-            raise GuestError("the guest is not running")
-        return self._qmp.command(command, **arguments)
-
-    def agent(self, command: str, timeout: float = 30, **arguments: Any) -> Any:
-        if self._agent is None:
-            raise GuestError("the guest's agent is not connected")
-        try:
-            return self._agent.command(command, timeout, **arguments)
-        except (TimeoutError, ChannelError):
-            self.check_running()
-            raise
-
-    def run(
-        self,
-        command: Sequence[str] | str,
-        *,
-        input: bytes | str = b"",
-        timeout: float = 60,
-        env: Mapping[str, str] | None = None,
-    ) -> Completed:
-        """Runs a command (a string goes to sh) and waits for it.
-
-        After the timeout the command gets SIGTERM, two seconds later SIGKILL,
-        and TimeoutError is raised.
-        """
-        words = ["sh", "-c", command] if isinstance(command, str) else list(command)
-        data = input.encode() if isinstance(input, str) else input
-        arguments: dict[str, Any] = {
-            "path": "timeout",
-            "arg": ["--kill-after=2", str(timeout), *words],
-            "capture-output": True,
-        }
-        if data:
-            arguments["input-data"] = base64.b64encode(data).decode()
-        if env:
-            arguments["arg"] = [
-                *arguments["arg"][:2],
-                "env",
-                *(f"{k}={v}" for k, v in env.items()),
-                *words,
-            ]
-        pid = self.agent("guest-exec", **arguments)["pid"]
-        deadline = time.monotonic() + timeout + 30
-        pause = _POLL_FIRST
-        while not (status := self.agent("guest-exec-status", pid=pid))["exited"]:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"{words[0]} did not end in {timeout:g} s")
-            time.sleep(pause)
-            pause = min(pause * 1.5, _POLL_MOST)
-        code = status.get("exitcode", -status.get("signal", 0))
-        if code == 124:
-            raise TimeoutError(f"{' '.join(words)[:200]} did not end in {timeout:g} s")
-        return Completed(
-            code,
-            base64.b64decode(status.get("out-data", "")),
-            base64.b64decode(status.get("err-data", "")),
-        )
-
-    def put(self, source: Path | bytes, target: str, mode: int = 0o644) -> None:
-        """Writes a file in the guest."""
-        data = source if isinstance(source, bytes) else source.read_bytes()
-        handle = self.agent("guest-file-open", path=target, mode="w")
-        try:
-            for start in range(0, len(data), _CHUNK):
-                part = base64.b64encode(data[start : start + _CHUNK]).decode()
-                self.agent("guest-file-write", handle=handle, buf_b64=part)
-        finally:
-            self.agent("guest-file-close", handle=handle)
-        if mode != 0o644:
-            self.run(["chmod", f"{mode:o}", target]).check()
-
-    def get(self, source: str) -> bytes:
-        """Reads a file of the guest."""
-        handle = self.agent("guest-file-open", path=source, mode="r")
-        parts = []
-        try:
-            while True:
-                answer = self.agent("guest-file-read", handle=handle, count=_CHUNK)
-                parts.append(base64.b64decode(answer["buf-b64"]))
-                if answer["eof"]:
-                    return b"".join(parts)
-        finally:
-            self.agent("guest-file-close", handle=handle)
-
 
 def _remove_stale_folders() -> None:
     """What a killed process could not remove: its folder has its number."""
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
-        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+    for folder in Path(tempfile.gettempdir()).glob(f"{FOLDER_PREFIX}*-*"):
+        pid = folder.name.removeprefix(FOLDER_PREFIX).partition("-")[0]
         if not Path(f"/proc/{pid}").exists() and folder.stat().st_uid == os.getuid():
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -65,6 +65,8 @@ class Machine:
             *("-append", self._kernel_line()),
             *self._console(folder),
             *("-qmp", f"unix:{folder}/qmp,server=on,wait=off"),
+            # For who attaches beside the one that started it: attach.py
+            *("-qmp", f"unix:{folder}/qmp-attach,server=on,wait=off"),
             *self._disk("root", self.images.root),
             *self._disk("payload", self.images.payload),
             *self._disk("model", self.images.model),

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 from .cache import GUEST_IMAGE, REPO, cache_dir, fresh, key, log_dir, prune, remove, sync_tree
@@ -96,15 +97,20 @@ def _order_modules(kernel: Kernel, folder: Path) -> None:
     """Puts what the driver needs beside it, in the order to load."""
     own = sorted(folder.glob("*.ko"))
     modules = Modules(kernel)
-    needs: list[str] = []
-    for path in own:
-        found = _DEPENDS.search(path.read_bytes())
-        needs += [need for need in found[1].decode().split(",") if need] if found else []
-    needed = modules.order(need for need in needs if need not in {p.stem for p in own})
+    needed = needed_modules(own, modules)
     for name in needed:
         (folder / f"{name}.ko").write_bytes(modules.read(name))
     order = [*needed, *(path.stem for path in own)]
     (folder / "order").write_text("".join(f"{name}.ko\n" for name in order))
+
+
+def needed_modules(own: Sequence[Path], modules: Modules) -> list[str]:
+    """The kernel's modules that ours need, in the order to load."""
+    needs: list[str] = []
+    for path in own:
+        found = _DEPENDS.search(path.read_bytes())
+        needs += [need for need in found[1].decode().split(",") if need] if found else []
+    return modules.order(need for need in needs if need not in {p.stem for p in own})
 
 
 def _site_packages(build: Path) -> Path:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Mapping
 from pathlib import Path
 
 from .cache import REPO, cache_dir, key, log_dir, need_space, prune
@@ -40,6 +41,15 @@ def install_host_packages() -> None:
     probe = [sys.executable, "-c", "import venv, ensurepip"]
     if subprocess.run(probe, capture_output=True, check=False).returncode:
         missing.append("python3-venv")
+    _install(missing)
+
+
+def install_host_programs(packages: Mapping[str, str]) -> None:
+    """Program -> Debian package: installs those that one command alone needs."""
+    _install([package for program, package in packages.items() if not shutil.which(program)])
+
+
+def _install(missing: list[str]) -> None:
     if not missing:
         return
     command = ["apt-get", "install", "-y", "--no-install-recommends", *missing]

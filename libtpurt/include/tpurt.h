@@ -158,6 +158,14 @@ typedef struct tpurt_buffer_info {
 /* Creates a zeroed buffer and places it in the device's address space. */
 TPURT_API int tpurt_buffer_create(tpurt_device *device, const tpurt_buffer_desc *desc,
                                   tpurt_buffer **buffer);
+/*
+ * Makes a buffer of memory that the caller has: desc->bytes from data on, both
+ * multiples of pages, without the flag HBM. It stays the caller's, who keeps it
+ * until the last release; until then it cannot be swapped out, and counts
+ * against RLIMIT_MEMLOCK. READ_ONLY suffices for memory that cannot be written.
+ */
+TPURT_API int tpurt_buffer_import(tpurt_device *device, const tpurt_buffer_desc *desc,
+                                  void *data, tpurt_buffer **buffer);
 TPURT_API tpurt_buffer *tpurt_buffer_retain(tpurt_buffer *buffer);
 /*
  * The last release takes the buffer out of the address space: unfinished work

@@ -38,6 +38,9 @@ struct rt_backend_ops {
     /* Zeroed; bytes is a multiple of pages. */
     int (*memory_create)(struct rt_backend *be, uint64_t bytes, bool hbm,
                          struct rt_memory **memory);
+    /* The caller's, from data on; both multiples of pages. Never mapped. */
+    int (*memory_import)(struct rt_backend *be, void *data, uint64_t bytes, bool read_only,
+                         struct rt_memory **memory);
     void (*memory_destroy)(struct rt_backend *be, struct rt_memory *memory);
     /* Idempotent; the mapping lives as long as the memory. */
     int (*memory_map)(struct rt_backend *be, struct rt_memory *memory, void **data);

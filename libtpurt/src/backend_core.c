@@ -120,6 +120,7 @@ static const struct rt_backend_ops ops = {
     .get_memory = get_memory,
     .get_stats = get_stats,
     .memory_create = core_memory_create,
+    .memory_import = core_memory_import,
     .memory_destroy = core_memory_destroy,
     .memory_map = core_memory_map,
     .bind = core_bind,

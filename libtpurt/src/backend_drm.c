@@ -114,6 +114,31 @@ static int memory_create(struct rt_backend *be, uint64_t bytes, bool hbm, struct
     return TPURT_OK;
 }
 
+static int memory_import(struct rt_backend *be, void *data, uint64_t bytes, bool read_only,
+                         struct rt_memory **memory)
+{
+    struct drm_vtpu_bo_userptr import = {
+        .addr = user(data),
+        .size = bytes,
+        .flags = read_only ? DRM_VTPU_USERPTR_READ_ONLY : 0,
+    };
+    struct rt_memory *mem;
+    int error = call(be, DRM_IOCTL_VTPU_BO_USERPTR, &import);
+
+    if (error)
+        return rt_fail_errno(error, "driver: a buffer of the caller's %" PRIu64 " bytes at %p",
+                             bytes, data);
+    mem = calloc(1, sizeof(*mem));
+    if (!mem) {
+        gem_close(be, import.handle);
+        return rt_fail(TPURT_ERROR_OUT_OF_MEMORY, "no host memory for a buffer");
+    }
+    mem->handle = import.handle;
+    mem->bytes = bytes;
+    *memory = mem;
+    return TPURT_OK;
+}
+
 static void memory_destroy(struct rt_backend *be, struct rt_memory *memory)
 {
     if (memory->data)
@@ -336,6 +361,7 @@ static const struct rt_backend_ops ops = {
     .get_memory = get_memory,
     .get_stats = get_stats,
     .memory_create = memory_create,
+    .memory_import = memory_import,
     .memory_destroy = memory_destroy,
     .memory_map = memory_map,
     .bind = bind,

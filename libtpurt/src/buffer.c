@@ -78,9 +78,15 @@ static _Atomic uint64_t *account(tpurt_buffer *buffer)
 static int create(tpurt_buffer *buffer, uint64_t wanted_va)
 {
     struct rt_backend *be = buffer->device->be;
-    int status = be->ops->memory_create(be, buffer->allocated, buffer->flags & TPURT_BUFFER_HBM,
-                                        &buffer->memory);
+    void *data = atomic_load_explicit(&buffer->data, memory_order_relaxed);
+    int status;
 
+    if (data)
+        status = be->ops->memory_import(be, data, buffer->allocated,
+                                        buffer->flags & TPURT_BUFFER_READ_ONLY, &buffer->memory);
+    else
+        status = be->ops->memory_create(be, buffer->allocated, buffer->flags & TPURT_BUFFER_HBM,
+                                        &buffer->memory);
     if (status)
         return status;
     status = place(buffer, wanted_va);
@@ -94,7 +100,9 @@ static int create(tpurt_buffer *buffer, uint64_t wanted_va)
     return status;
 }
 
-int tpurt_buffer_create(tpurt_device *device, const tpurt_buffer_desc *desc, tpurt_buffer **buffer)
+/* Of the caller's memory when there is data. */
+static int buffer_new(tpurt_device *device, const tpurt_buffer_desc *desc, void *data,
+                      tpurt_buffer **buffer)
 {
     tpurt_buffer_desc ours;
     tpurt_buffer *buf;
@@ -115,10 +123,16 @@ int tpurt_buffer_create(tpurt_device *device, const tpurt_buffer_desc *desc, tpu
                        "buffer \"%s\": %" PRIu64 " bytes is not 1..%" PRIu64,
                        ours.name ? ours.name : "", ours.bytes,
                        device->info.va_end - device->info.va_start - page);
+    if (data && (ours.flags & TPURT_BUFFER_HBM || ((uintptr_t)data | ours.bytes) & (page - 1)))
+        return rt_fail(TPURT_ERROR_INVALID,
+                       "buffer \"%s\": %" PRIu64 " bytes at %p are not whole pages of %" PRIu64
+                       " in host memory",
+                       ours.name ? ours.name : "", ours.bytes, data, page);
     buf = calloc(1, sizeof(*buf));
     if (!buf)
         return rt_fail(TPURT_ERROR_OUT_OF_MEMORY, "no host memory for a buffer");
     atomic_init(&buf->refs, 1);
+    atomic_init(&buf->data, data);
     buf->device = device;
     buf->bytes = ours.bytes;
     buf->allocated = (ours.bytes + page - 1) & ~(page - 1);
@@ -135,6 +149,19 @@ int tpurt_buffer_create(tpurt_device *device, const tpurt_buffer_desc *desc, tpu
     atomic_fetch_add(account(buf), buf->allocated);
     *buffer = buf;
     return TPURT_OK;
+}
+
+int tpurt_buffer_create(tpurt_device *device, const tpurt_buffer_desc *desc, tpurt_buffer **buffer)
+{
+    return buffer_new(device, desc, NULL, buffer);
+}
+
+int tpurt_buffer_import(tpurt_device *device, const tpurt_buffer_desc *desc, void *data,
+                        tpurt_buffer **buffer)
+{
+    if (!data)
+        return rt_fail(TPURT_ERROR_INVALID, "data is NULL");
+    return buffer_new(device, desc, data, buffer);
 }
 
 tpurt_buffer *tpurt_buffer_retain(tpurt_buffer *buffer)

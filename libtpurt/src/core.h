@@ -80,6 +80,8 @@ int64_t core_now(void); /* CLOCK_MONOTONIC, ns */
 int core_memory_init(struct core_backend *core);
 void core_memory_fini(struct core_backend *core);
 int core_memory_create(struct rt_backend *be, uint64_t bytes, bool hbm, struct rt_memory **memory);
+int core_memory_import(struct rt_backend *be, void *data, uint64_t bytes, bool read_only,
+                       struct rt_memory **memory);
 void core_memory_destroy(struct rt_backend *be, struct rt_memory *memory);
 int core_memory_map(struct rt_backend *be, struct rt_memory *memory, void **data);
 int core_bind(struct rt_backend *be, struct rt_memory *memory, uint64_t va, uint32_t rights);

@@ -12,7 +12,7 @@
 #define CONTEXT 0
 
 struct rt_memory {
-    bool hbm;
+    bool hbm, imported;
     uint64_t bytes;
     uint64_t bus; /* HBM offset, or bus address */
     uint8_t *data;
@@ -42,46 +42,61 @@ static void hbm_free(struct core_backend *core, uint64_t offset, uint64_t bytes)
 
 /* ---- Host memory ---- */
 
-void *core_host_alloc(struct core_backend *core, uint64_t bytes)
+static bool region_add(struct core_backend *core, const void *data, uint64_t bytes)
 {
-    /* Aligned for large pages where it can have them: the excess is cut off. */
-    uint64_t align = bytes >= VTPU_HUGE_PAGE_BYTES ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES;
-    uint64_t excess = align - VTPU_PAGE_BYTES, head;
     struct core_region *region = malloc(sizeof(*region));
-    uint8_t *data;
 
-    data = region ? mmap(NULL, bytes + excess, PROT_READ | PROT_WRITE,
-                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) : MAP_FAILED;
-    if (data == MAP_FAILED) {
-        free(region);
-        return NULL;
-    }
-    head = -(uintptr_t)data & (align - 1);
-    if (head)
-        munmap(data, head);
-    if (excess - head)
-        munmap(data + head + bytes, excess - head);
-    data += head;
+    if (!region)
+        return false;
     region->start = (uintptr_t)data;
     region->bytes = bytes;
     pthread_rwlock_wrlock(&core->host_lock);
     region->next = core->regions;
     core->regions = region;
     pthread_rwlock_unlock(&core->host_lock);
-    return data;
+    return true;
 }
 
-void core_host_free(struct core_backend *core, void *data, uint64_t bytes)
+/* One of those that are equal: the same memory may be imported twice. */
+static void region_remove(struct core_backend *core, const void *data, uint64_t bytes)
 {
     struct core_region **link = &core->regions, *region;
 
     pthread_rwlock_wrlock(&core->host_lock);
-    while ((*link)->start != (uintptr_t)data)
+    while ((*link)->start != (uintptr_t)data || (*link)->bytes != bytes)
         link = &(*link)->next;
     region = *link;
     *link = region->next;
     pthread_rwlock_unlock(&core->host_lock);
     free(region);
+}
+
+void *core_host_alloc(struct core_backend *core, uint64_t bytes)
+{
+    /* Aligned for large pages where it can have them: the excess is cut off. */
+    uint64_t align = bytes >= VTPU_HUGE_PAGE_BYTES ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES;
+    uint64_t excess = align - VTPU_PAGE_BYTES, head;
+    uint8_t *data = mmap(NULL, bytes + excess, PROT_READ | PROT_WRITE,
+                         MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+
+    if (data == MAP_FAILED)
+        return NULL;
+    head = -(uintptr_t)data & (align - 1);
+    if (head)
+        munmap(data, head);
+    if (excess - head)
+        munmap(data + head + bytes, excess - head);
+    data += head;
+    if (!region_add(core, data, bytes)) {
+        munmap(data, bytes);
+        return NULL;
+    }
+    return data;
+}
+
+void core_host_free(struct core_backend *core, void *data, uint64_t bytes)
+{
+    region_remove(core, data, bytes);
     munmap(data, bytes);
 }
 
@@ -157,12 +172,31 @@ int core_memory_create(struct rt_backend *be, uint64_t bytes, bool hbm, struct r
     return TPURT_OK;
 }
 
+int core_memory_import(struct rt_backend *be, void *data, uint64_t bytes, bool read_only,
+                       struct rt_memory **memory)
+{
+    struct rt_memory *mem = calloc(1, sizeof(*mem));
+
+    (void)read_only; /* the page tables say so */
+    if (!mem || !region_add(core_of(be), data, bytes)) {
+        free(mem);
+        return rt_fail(TPURT_ERROR_OUT_OF_MEMORY, "no host memory for a buffer");
+    }
+    *mem = (struct rt_memory){
+        .imported = true, .bytes = bytes, .bus = (uintptr_t)data, .data = data
+    };
+    *memory = mem;
+    return TPURT_OK;
+}
+
 void core_memory_destroy(struct rt_backend *be, struct rt_memory *memory)
 {
     struct core_backend *core = core_of(be);
 
     if (memory->hbm)
         hbm_free(core, memory->bus, memory->bytes);
+    else if (memory->imported)
+        region_remove(core, memory->data, memory->bytes);
     else
         core_host_free(core, memory->data, memory->bytes);
     free(memory);

@@ -18,20 +18,37 @@ _READ_STEP = 16 << 20
 
 
 class Buffer:
-    """A zeroed range of HBM or host memory at a device address.
+    """A range of HBM or host memory at a device address.
 
-    Made by Device.buffer(). close() takes it out of the device's address space once
-    no memoryview of it is left: views stay valid as long as they exist. A queue whose
-    work still uses a closed buffer faults.
+    Made by Device.buffer() or import_buffer(). close() takes it out of the device's
+    address space once no memoryview of it is left: views stay valid as long as they
+    exist. A queue whose work still uses a closed buffer faults.
     """
 
-    __slots__ = ("__weakref__", "_device", "_handle", "_va", "_view", "hbm", "name", "nbytes")
+    __slots__ = (
+        "__weakref__",
+        "_device",
+        "_handle",
+        "_release",
+        "_va",
+        "_view",
+        "hbm",
+        "name",
+        "nbytes",
+    )
 
-    def __init__(self, device: Device, handle: Any, name: str, nbytes: int, hbm: bool) -> None:
+    def __init__(
+        self, device: Device, handle: Any, name: str, nbytes: int, hbm: bool, data: Any = None
+    ) -> None:
+        def release(reference: Any, _data: Any = data) -> None:
+            """Imported memory is kept until the device has no more of it."""
+            lib.tpurt_buffer_release(reference)
+
         info = new_struct("tpurt_buffer_info")
         check(lib.tpurt_buffer_get_info(handle, info))
         self._device = device
-        self._handle: Any = ffi.gc(handle, lib.tpurt_buffer_release)
+        self._release = lib.tpurt_buffer_release if data is None else release
+        self._handle: Any = ffi.gc(handle, self._release)
         self._view: memoryview | None = None
         self._va = int(info.va)
         self.name = name
@@ -65,7 +82,8 @@ class Buffer:
             # The view must keep the memory, also after close(): it holds the
             # pointer, and the pointer a reference of its own to the buffer.
             kept = lib.tpurt_buffer_retain(handle)
-            pointer = ffi.gc(data[0], lambda _, kept=kept: lib.tpurt_buffer_release(kept))
+            release = self._release
+            pointer = ffi.gc(data[0], lambda _, kept=kept: release(kept))
             self._view = memoryview(ffi.buffer(pointer, self.nbytes))
         return self._view
 

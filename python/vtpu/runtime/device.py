@@ -143,17 +143,36 @@ class Device:
         """
         if nbytes <= 0:
             raise invalid(f"buffer {name!r}: {nbytes} bytes; it must have at least 1")
-        desc = new_struct("tpurt_buffer_desc")
-        desc.flags = (lib.TPURT_BUFFER_HBM if hbm else 0) | (
+        flags = (lib.TPURT_BUFFER_HBM if hbm else 0) | (
             lib.TPURT_BUFFER_READ_ONLY if read_only else 0
         )
+        return self._buffer(nbytes, flags, name, va, None)
+
+    def import_buffer(
+        self, data: Any, *, name: str = "", read_only: bool = False, va: int = 0
+    ) -> Buffer:
+        """A buffer of the memory of data, an object with the buffer protocol (an mmap, say).
+
+        Whole pages; they are pinned, and data kept, until the buffer is closed. Memory that
+        cannot be written needs read_only.
+        """
+        pointer = ffi.from_buffer(data, require_writable=not read_only)
+        flags = lib.TPURT_BUFFER_READ_ONLY if read_only else 0
+        return self._buffer(len(pointer), flags, name, va, pointer)
+
+    def _buffer(self, nbytes: int, flags: int, name: str, va: int, data: Any) -> Buffer:
+        desc = new_struct("tpurt_buffer_desc")
+        desc.flags = flags
         desc.bytes = nbytes
         desc.va = va
         kept = ffi.new("char[]", name.encode())
         desc.name = kept
         handle = ffi.new("tpurt_buffer **")
-        check(lib.tpurt_buffer_create(self.handle, desc, handle))
-        buffer = Buffer(self, handle[0], name, nbytes, hbm)
+        if data is None:
+            check(lib.tpurt_buffer_create(self.handle, desc, handle))
+        else:
+            check(lib.tpurt_buffer_import(self.handle, desc, data, handle))
+        buffer = Buffer(self, handle[0], name, nbytes, bool(flags & lib.TPURT_BUFFER_HBM), data)
         self.track(buffer)
         return buffer
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -18,14 +19,21 @@ sys.path.insert(0, str(HERE))
 
 @pytest.fixture(scope="session")
 def guest() -> Iterator[Any]:
-    from cases import FOLDER
-    from vtpu_guest import Guest
+    from vtpu_guest import Attached, Guest
 
-    with Guest() as running:
-        running.run(["mkdir", "-p", FOLDER]).check()
-        for path in [HERE / "vtpu_raw.py", HERE / "cases.py", *HERE.glob("*_cases.py")]:
-            running.put(path, f"{FOLDER}/{path.name}")
+    # make kmod-dev TEST=... tests the driver in the guest that is already there.
+    folder = os.environ.get("VTPU_ATTACH")
+    with Attached(Path(folder)) if folder else Guest() as running:
+        put_cases(running)
         yield running
+
+
+def put_cases(guest: Any) -> None:
+    from cases import FOLDER
+
+    guest.run(["mkdir", "-p", FOLDER]).check()
+    for path in [HERE / "vtpu_raw.py", HERE / "cases.py", *HERE.glob("*_cases.py")]:
+        guest.put(path, f"{FOLDER}/{path.name}")
 
 
 def run_cases(guest: Any, file: str, names: Sequence[str] = (), seconds: float = 600) -> dict:

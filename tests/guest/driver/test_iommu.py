@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import HERE
+from conftest import put_cases, run_cases
 
 pytestmark = pytest.mark.guest
 NODES = ("accel0", "accel1")
@@ -21,6 +21,19 @@ CASES = (
     "address_spaces_are_separate",
     "map_unmap_at_random",
     "function_reset_under_load",
+)
+USERPTR = (
+    "device_and_process_see_the_same_bytes",
+    "a_part_of_the_pages",
+    "memory_to_read_only",
+    "the_buffer_keeps_the_pages_not_the_addresses",
+    "it_goes_with_the_device",
+)
+DMABUF = (
+    "one_device_two_files",
+    "every_piece_of_an_import_is_mapped",
+    "a_dma_buf_outlives_its_device",
+    "imports_and_closes_amid_jobs",
 )
 ARGUMENTS = (
     *("-device", "intel-iommu,intremap=on,caching-mode=on"),
@@ -40,10 +53,14 @@ def behind(request: pytest.FixtureRequest) -> Iterator[tuple[Any, str]]:
 
     kind, words = request.param
     with Guest(extra_arguments=ARGUMENTS, kernel_arguments=words, device="hbm-size=256M") as guest:
-        guest.run(["mkdir", "-p", FOLDER]).check()
-        for name in ("vtpu_raw.py", "cases.py"):
-            guest.put(HERE / name, f"{FOLDER}/{name}")
+        put_cases(guest)
         yield guest, kind
+
+
+def no_complaints(guest: Any) -> None:
+    messages = guest.run(["dmesg"]).text
+    for bad in ("DMAR: [DMA", "DMAR: [INTR-REMAP", "WARNING:", "BUG:", "Oops"):
+        assert bad not in messages, messages[-3000:]
 
 
 def test_the_kernel_uses_the_iommu(behind: tuple[Any, str]) -> None:
@@ -67,6 +84,40 @@ def test_both_devices_at_once(behind: tuple[Any, str]) -> None:
         done = {r["case"]: r for r in map(json.loads, lines) if "ok" in r}
         assert set(done) == set(CASES), lines[-1:]
         assert [r["error"] for r in done.values() if not r["ok"]] == []
-    messages = guest.run(["dmesg"]).text
-    for bad in ("DMAR: [DMA", "DMAR: [INTR-REMAP", "WARNING:", "BUG:"):
-        assert bad not in messages, messages[-3000:]
+    no_complaints(guest)
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("userptr_cases.py", USERPTR),
+        ("dmabuf_cases.py", DMABUF),
+        ("between_cases.py", ()),
+    ],
+)
+def test_memory_of_others(behind: tuple[Any, str], file: str, names: tuple[str, ...]) -> None:
+    guest, _ = behind
+    done = run_cases(guest, file, names)
+    assert len(done) >= 3
+    assert [r["error"] for r in done.values() if not r["ok"]] == []
+    no_complaints(guest)
+
+
+def test_a_device_goes_with_its_memory_in_use(behind: tuple[Any, str]) -> None:
+    """Unplugged, with it what the IOMMU knew of it, while a process has all of it mapped."""
+    guest, _ = behind
+    guest.run(
+        f"cd {FOLDER}; rm -f going; python3 between_cases.py hold >hold.log 2>&1 </dev/null &"
+    ).check()
+    for word in ("ready", "survived"):
+        guest.run(
+            f"cd {FOLDER}; for i in $(seq 600); do grep -q {word} going && exit; sleep 0.1; done; "
+            "cat hold.log >&2; exit 1",
+            timeout=90,
+        ).check()
+        if word == "ready":
+            guest.qmp("device_del", id="vtpu1")
+    guest.run(
+        f"while pgrep -f '[b]etween_cases.py hold'; do sleep 0.1; done; cat {FOLDER}/hold.log"
+    )
+    no_complaints(guest)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from conftest import run_cases
 
-TOPICS = ("userptr", "users", "dmabuf")
+TOPICS = ("userptr", "users", "dmabuf", "perfmon", "syncobj")
 ALL = [
     (topic, name) for topic in TOPICS for name in importlib.import_module(f"{topic}_cases").CASES
 ]

@@ -56,8 +56,10 @@ def pinned() -> int:
     raise AssertionError("no VmPin")
 
 
-def as_user(work: Callable[[], None], uid: int = USER, lock_pages: int | None = None) -> None:
-    """In a process of that user, without capabilities."""
+def as_user(
+    work: Callable[[], None], uid: int | None = USER, lock_pages: int | None = None
+) -> None:
+    """In a process of that user, without capabilities; None: root's."""
     os.chmod(raw.node(), 0o666)
     child = os.fork()
     if not child:
@@ -65,9 +67,10 @@ def as_user(work: Callable[[], None], uid: int = USER, lock_pages: int | None = 
         try:
             if lock_pages is not None:
                 resource.setrlimit(resource.RLIMIT_MEMLOCK, (lock_pages * PAGE,) * 2)
-            os.setgroups([])
-            os.setresgid(uid, uid, uid)
-            os.setresuid(uid, uid, uid)
+            if uid is not None:
+                os.setgroups([])
+                os.setresgid(uid, uid, uid)
+                os.setresuid(uid, uid, uid)
             work()
             code = 0
         except BaseException:

@@ -3,15 +3,19 @@
 
 from __future__ import annotations
 
+import ctypes
+import enum
 import errno
 import os
+import resource
+import struct
 import sys
 from collections.abc import Callable
 
 import vtpu_raw as raw
 from cases import collector, main
-from userptr_cases import USER, as_user
-from vtpu_raw import Device
+from userptr_cases import USER, Memory, as_user, libc
+from vtpu_raw import PAGE, Device, raises
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -152,6 +156,86 @@ def a_capability_lifts_the_limits() -> None:
     queues, files = count_queues()
     close(files)
     assert queues == info.num_queues, queues
+
+
+class Capability(enum.IntEnum):
+    DAC_OVERRIDE = 1
+    IPC_LOCK = 14
+    SYS_ADMIN = 21
+    SYS_NICE = 23
+    SYS_RESOURCE = 24
+    PERFMON = 38
+
+
+def with_capabilities(mask: int, work: Callable[[], None]) -> None:
+    """In a process of root that has only these."""
+
+    def limited() -> None:
+        header = struct.pack("<Ii", 0x20080522, 0)  # version 3, this thread
+        low, high = mask & 0xFFFFFFFF, mask >> 32
+        data = struct.pack("<6I", low, low, 0, high, high, 0)
+        assert libc.capset(header, data) == 0, os.strerror(ctypes.get_errno())
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (0, 0))
+        work()
+
+    as_user(limited, uid=None)
+
+
+def high_priority() -> None:
+    with Device() as dev:
+        assert dev.finish(dev.queue(dev.vm(), priority=2), [raw.nop()]) == 1
+
+
+def more_than_half() -> None:
+    contexts, files = count_contexts()
+    total = files[0].info().num_contexts
+    close(files)
+    if contexts < total:
+        raise OSError(errno.ENOSPC, "limited")
+
+
+def pin() -> None:
+    memory = Memory(PAGE)
+    with Device() as dev:
+        dev.userptr(memory.addr, PAGE)
+
+
+def device_counters() -> None:
+    with Device() as dev:
+        dev.counters(0, [1])
+
+
+@case
+def a_capability_counts_not_the_user() -> None:
+    """Root without it is refused, and that alone is enough."""
+    every = (1 << 41) - 1
+    for capability, work, error, others in [
+        (Capability.SYS_NICE, high_priority, errno.EPERM, ()),
+        (Capability.SYS_RESOURCE, more_than_half, errno.ENOSPC, ()),
+        (Capability.IPC_LOCK, pin, errno.ENOMEM, ()),
+        (Capability.PERFMON, device_counters, errno.EACCES, (Capability.SYS_ADMIN,)),
+    ]:
+
+        def refused(work: Callable[[], None] = work, error: int = error) -> None:
+            with raises(error):
+                work()
+
+        lacking = every & ~sum(1 << each for each in (capability, *others))
+        with_capabilities(lacking, refused)
+        with_capabilities(1 << capability | 1 << Capability.DAC_OVERRIDE, work)
+
+
+@case
+def lower_priorities_are_everybodys() -> None:
+    def work() -> None:
+        with Device() as dev:
+            vm = dev.vm()
+            for priority in (0, 1):
+                assert dev.finish(dev.queue(vm, priority=priority), [raw.nop()]) == 1
+            with raises(errno.EPERM):
+                dev.queue(vm, priority=2)
+
+    as_user(work)
 
 
 if __name__ == "__main__":

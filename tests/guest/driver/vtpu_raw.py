@@ -66,12 +66,21 @@ IOCTLS = {
     ),
     "submit": (_W, 0x4A, "IIQQII", "queue_id flags cmds syncs num_cmds num_syncs"),
     "bo_userptr": (_RW, 0x4B, "QQII", "addr size flags handle"),
+    "perfmon": (_W, 0x4C, "IIQ", "queue_id num_counters counters"),
     # DRM's own
     "gem_close": (_W, 0x09, "II", "handle pad"),
     "prime_handle_to_fd": (_RW, 0x2D, "IIi", "handle flags fd"),
     "prime_fd_to_handle": (_RW, 0x2E, "IIi", "handle flags fd"),
     "syncobj_create": (_RW, 0xBF, "II", "handle flags"),
     "syncobj_destroy": (_RW, 0xC0, "II", "handle pad"),
+    "syncobj_reset": (_RW, 0xC4, "QII", "handles count pad"),
+    "syncobj_signal": (_RW, 0xC5, "QII", "handles count pad"),
+    "syncobj_transfer": (
+        _RW,
+        0xCC,
+        "IIQQII",
+        "src_handle dst_handle src_point dst_point flags pad",
+    ),
     "syncobj_handle_to_fd": (_RW, 0xC1, "IIiI", "handle flags fd pad"),
     "syncobj_fd_to_handle": (_RW, 0xC2, "IIiI", "handle flags fd pad"),
     "syncobj_wait": (
@@ -256,6 +265,11 @@ class Device:
 
     def state(self, queue: int) -> Result:
         return self.call("queue_state", queue_id=queue)
+
+    def counters(self, queue: int, ids: list[int]) -> list[int]:
+        data = words("IIQ" * len(ids), *(word for number in ids for word in (number, 0, 0)))
+        self.call("perfmon", queue_id=queue, num_counters=len(ids), counters=buffer_address(data))
+        return [value for _, _, value in struct.iter_unpack("<IIQ", data.raw)]
 
     # Jobs
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import mmap
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -136,6 +138,48 @@ def test_wrong_buffers_are_refused(device: Device) -> None:
         taken.write(4090, b"1234567")
     with pytest.raises(TpuInvalidError, match="'taken'"):
         taken.read(-1, 1)
+
+
+def test_memory_of_the_process_is_a_buffer(device: Device, queue: Queue) -> None:
+    from vtpu.runtime import TpuFaultError, TpuInvalidError
+
+    page = mmap.PAGESIZE
+    memory = mmap.mmap(-1, 3 * page)
+    memory[:] = bytes(range(256)) * (3 * page // 256)
+    copied = device.buffer(3 * page, hbm=True)
+    before = device.memory().client_host
+    with device.import_buffer(memory, name="mine") as mine:
+        assert device.memory().client_host == before + 3 * page
+        queue.copy(copied.va, mine.va, 3 * page).wait(10)
+        assert copied.read() == memory[:]
+        queue.fill(mine.va + page, 8, 0x01020304).wait(10)
+        assert memory[page : page + 8] == b"\4\3\2\1" * 2 and mine.read(page, 1) == b"\4"
+    assert device.memory().client_host == before
+    with device.import_buffer(memory, read_only=True) as mine:
+        queue.copy(copied.va, mine.va + page, 8).wait(10)
+        assert copied.read(0, 8) == b"\4\3\2\1" * 2
+        with pytest.raises(TpuFaultError):
+            queue.fill(mine.va, 8, 0).wait(10)
+    for wrong in (memoryview(memory)[8 : page + 8], memoryview(memory)[:100]):
+        with pytest.raises(TpuInvalidError, match="whole pages"):
+            device.import_buffer(wrong)
+
+
+def test_imported_memory_is_kept(device: Device, queue: Queue) -> None:
+    """By the buffer, or else by the last view of it."""
+    memory = mmap.mmap(-1, mmap.PAGESIZE)
+    gone = weakref.ref(memory)
+    buffer = device.import_buffer(memory)
+    del memory
+    queue.fill(buffer.va, 4, 0x07070707).wait(10)
+    view = buffer.map()
+    buffer.close()
+    del buffer
+    gc.collect()
+    assert view[0] == 7 and gone() is not None
+    del view
+    gc.collect()
+    assert gone() is None
 
 
 def test_closed_buffers_say_so_and_views_live_on(device: Device) -> None:

@@ -28,6 +28,7 @@ extern "C" {
 #define DRM_VTPU_QUEUE_STATE	0x09
 #define DRM_VTPU_SUBMIT		0x0a
 #define DRM_VTPU_BO_USERPTR	0x0b
+#define DRM_VTPU_PERFMON	0x0c
 
 /* ---- DEV_QUERY ---- */
 
@@ -232,6 +233,63 @@ struct drm_vtpu_submit {
 	__u32 num_syncs;	/* in: 0..DRM_VTPU_MAX_SYNCS */
 };
 
+/* ---- Counters ---- */
+
+/* Of a queue, from its creation on or the last reset of the device. */
+enum drm_vtpu_queue_counter {
+	DRM_VTPU_COUNTER_QUEUE_BUSY_NS = 1,	/* executing commands */
+	DRM_VTPU_COUNTER_QUEUE_COMMAND_NS = 2,	/* of that, for the command in progress or last */
+	DRM_VTPU_COUNTER_QUEUE_INSTRUCTIONS = 3,	/* completed */
+	DRM_VTPU_COUNTER_QUEUE_PREEMPTIONS = 4,	/* a program set aside for another queue */
+};
+
+/*
+ * Of the device, for all clients, from its last reset on. MODEL_* are there when
+ * the device times programs on a model of a chip, in cycles of that, of programs
+ * that ended well; else EOPNOTSUPP.
+ */
+enum drm_vtpu_device_counter {
+	DRM_VTPU_COUNTER_TIME_NS = 1,		/* the clock of TIMESTAMP */
+	DRM_VTPU_COUNTER_BUSY_NS = 2,		/* executing commands */
+	DRM_VTPU_COUNTER_PROGRAMS = 3,		/* completed */
+	DRM_VTPU_COUNTER_INSTRUCTIONS = 4,	/* completed */
+	DRM_VTPU_COUNTER_HBM_BYTES = 5,		/* streamed from HBM by the engines */
+	DRM_VTPU_COUNTER_ECC_CORRECTED = 6,	/* errors of HBM that did no harm */
+	DRM_VTPU_COUNTER_MODEL_MHZ = 16,	/* cycles a microsecond, constant */
+	DRM_VTPU_COUNTER_MODEL_CYCLES = 17,	/* programs, from start to end */
+	DRM_VTPU_COUNTER_MODEL_HBM_READ = 18,	/* bytes, in whole bursts */
+	DRM_VTPU_COUNTER_MODEL_HBM_WRITTEN = 19,	/* the same */
+	DRM_VTPU_COUNTER_MODEL_VMEM_BYTES = 20,	/* read and written in VMEM */
+	DRM_VTPU_COUNTER_MODEL_OPS = 21,	/* arithmetic; a multiply-add is two */
+	DRM_VTPU_COUNTER_MODEL_BUSY_SEQ = 22,	/* the sequencer has an instruction */
+	DRM_VTPU_COUNTER_MODEL_BUSY_DMA = 23,	/* as has the DMA engine */
+	DRM_VTPU_COUNTER_MODEL_BUSY_MXU = 24,	/* the matrix engine */
+	DRM_VTPU_COUNTER_MODEL_BUSY_VPU = 25,	/* the vector engine */
+	DRM_VTPU_COUNTER_MODEL_BUSY_LINK = 26,	/* the link engine */
+	DRM_VTPU_COUNTER_MODEL_WAIT = 27,	/* engines wait for a counter, summed up */
+	DRM_VTPU_COUNTER_MODEL_FULL = 28,	/* the sequencer waits for room in a queue */
+	DRM_VTPU_COUNTER_MODEL_SYNC = 29,	/* the sequencer waits for the engines */
+	DRM_VTPU_COUNTER_MODEL_HBM_STALL = 30,	/* instructions take longer: bandwidth */
+};
+
+struct drm_vtpu_counter {
+	__u32 id;		/* in: an enum above; EINVAL when the driver does not know it */
+	__u32 pad;
+	__u64 value;		/* out */
+};
+
+#define DRM_VTPU_MAX_COUNTERS	64
+
+/*
+ * Reads counters, one after the other. Those of the device show what others do and
+ * need CAP_PERFMON (EACCES).
+ */
+struct drm_vtpu_perfmon {
+	__u32 queue_id;		/* in: a queue's counters; 0: the device's */
+	__u32 num_counters;	/* in: 1..DRM_VTPU_MAX_COUNTERS */
+	__u64 counters;		/* in: user pointer, struct drm_vtpu_counter[] */
+};
+
 #define DRM_IOCTL_VTPU_DEV_QUERY \
 	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_DEV_QUERY, struct drm_vtpu_dev_query)
 #define DRM_IOCTL_VTPU_BO_CREATE \
@@ -256,6 +314,8 @@ struct drm_vtpu_submit {
 	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_SUBMIT, struct drm_vtpu_submit)
 #define DRM_IOCTL_VTPU_BO_USERPTR \
 	DRM_IOWR(DRM_COMMAND_BASE + DRM_VTPU_BO_USERPTR, struct drm_vtpu_bo_userptr)
+#define DRM_IOCTL_VTPU_PERFMON \
+	DRM_IOW(DRM_COMMAND_BASE + DRM_VTPU_PERFMON, struct drm_vtpu_perfmon)
 
 #if defined(__cplusplus)
 }
