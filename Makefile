@@ -9,6 +9,7 @@ PROMPT ?=
 MAX_TOKENS ?=
 MODEL ?=
 KERNEL ?= default
+TOOLS ?=
 SECONDS ?= 60
 SOURCE ?= kmod
 TEST ?=
@@ -27,6 +28,7 @@ $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # Whatever boots a guest boots this kernel.
 export VTPU_KERNEL = $(KERNEL)
+export VTPU_TOOLS = $(TOOLS)
 # What a message that asks for root tells to run.
 export VTPU_GOALS := $(MAKECMDGOALS)
 # No shell in between: signals that make passes on, and its death, have to arrive.
@@ -36,7 +38,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device bench bench-device lint coredump clean help
+.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device fuzz-driver bench bench-device lint coredump clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -44,7 +46,7 @@ run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 serve: ## Serve the OpenAI API on 127.0.0.1:PORT (8000) until Ctrl-C
 	@$(guest) serve $(model) --port="$$PORT"
 
-shell: ## Open a root shell in the guest
+shell: ## Open a root shell in the guest [TOOLS=1: with perf, bpftrace, trace-cmd, gdb]
 	@$(guest) shell $(model)
 
 kmod-dev: ## Put the driver into the running guest, now and after each save [TEST=pytest arguments] [ONCE=1]
@@ -72,6 +74,9 @@ test-device: ## Run the tests of the hardware, on its own and in QEMU
 
 fuzz-device: ## Look for inputs that break the hardware, for SECONDS (60), or run one again [REPLAY=file]
 	@$(guest) fuzz --seconds="$$SECONDS" --replay="$$REPLAY"
+
+fuzz-driver: ## Look for calls that break the driver, for SECONDS (60), on the debug kernel [KERNEL=name] [REPLAY=file]
+	@$(guest) fuzz-driver --seconds="$$SECONDS" --replay="$$REPLAY"
 
 bench: ## Measure against llama.cpp; JSON on stdout
 	@$(guest) build >&2

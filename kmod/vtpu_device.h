@@ -5,15 +5,18 @@
  * Locks, outermost first:
  *
  *   vtpu_file.lock       handles of one open file
+ *   mmap_lock            of a process that faults
+ *   vtpu_device.residency_lock
+ *                        who moves buffers between HBM and system memory
+ *   vtpu_bo.lock         where a buffer is, and the list of its mappings
+ *   vtpu_device.dma_lock which buffers are mapped for DMA; dma_resv of buffers,
+ *                        their own or their exporters', are taken under it
+ *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_device.bar_sem  taken by who reaches HBM or page tables through the
  *                        BAR, processes' page faults among them. A function
  *                        reset takes it for writing: meanwhile the BARs decode
  *                        nothing, and what is written to them is lost.
- *   dma_resv of a VM     submission: order of jobs, its fences
  *   vtpu_vm.lock         mappings and page tables of one address space
- *   vtpu_bo.lock         the list of a buffer's mappings
- *   vtpu_device.dma_lock which buffers are mapped for DMA; dma_resv of buffers,
- *                        their own or their exporters', are taken under it
  *   vtpu_device.hbm_lock the HBM allocator
  *   vtpu_device.reset_lock
  *                        which queue and context slots are in use, and every
@@ -91,9 +94,17 @@ struct vtpu_device {
 
 	struct rw_semaphore bar_sem;	/* see above */
 
+	struct mutex residency_lock;	/* see above */
+	u64 validation;			/* the last one's number; residency_lock */
+	atomic64_t uses;		/* a clock: jobs, and buffers that came back */
+
 	struct mutex hbm_lock;		/* never held while HBM is written */
 	struct drm_mm hbm_mm;		/* hbm_lock */
+	u64 hbm_for_buffers;		/* set once: tables have the rest to themselves */
 	u64 hbm_used;			/* hbm_lock */
+	u64 hbm_evicted;		/* bytes that belong there but are not; hbm_lock */
+	u64 hbm_evictions;		/* hbm_lock */
+	struct list_head hbm_buffers;	/* of struct vtpu_bo, wherever they are; hbm_lock */
 
 	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
@@ -171,7 +182,15 @@ int vtpu_irq_init(struct vtpu_device *vdev);
 
 /* vtpu_hbm.c */
 int vtpu_hbm_init(struct vtpu_device *vdev);
-int vtpu_hbm_alloc(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size);
+int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size);
+int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node);
+int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node);
 void vtpu_hbm_free(struct vtpu_device *vdev, struct drm_mm_node *node);
+
+/* A buffer that can use huge pages can use them wherever it is placed. */
+static inline u64 vtpu_hbm_alignment(u64 size)
+{
+	return size >= VTPU_HUGE_PAGE_BYTES ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES;
+}
 
 #endif

@@ -70,6 +70,8 @@ static int vtpu_dev_query_ioctl(struct drm_device *drm, void *data, struct drm_f
 
 		mutex_lock(&vdev->hbm_lock);
 		memory.hbm_used = vdev->hbm_used;
+		memory.hbm_evicted = vdev->hbm_evicted;
+		memory.evictions = vdev->hbm_evictions;
 		mutex_unlock(&vdev->hbm_lock);
 		return vtpu_query_copy(args, &memory, sizeof(memory));
 	}
@@ -260,6 +262,9 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	init_rwsem(&vdev->bar_sem);
 	pci_set_drvdata(pdev, vdev);
 
+	ret = drmm_mutex_init(&vdev->drm, &vdev->residency_lock);
+	if (ret)
+		return ret;
 	ret = drmm_mutex_init(&vdev->drm, &vdev->hbm_lock);
 	if (ret)
 		return ret;

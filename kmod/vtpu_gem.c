@@ -4,6 +4,7 @@
 #include <linux/dma-fence-unwrap.h>
 #include <linux/dma-mapping.h>
 #include <linux/dma-resv.h>
+#include <linux/memcontrol.h>
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
 #include <drm/drm_utils.h>
@@ -156,10 +157,20 @@ struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t siz
 
 static void vtpu_hbm_bo_free(struct drm_gem_object *obj)
 {
+	struct vtpu_device *vdev = to_vtpu(obj->dev);
 	struct vtpu_bo *bo = to_vtpu_bo(obj);
 
 	vtpu_bo_fini(bo);
-	vtpu_hbm_free(to_vtpu(obj->dev), &bo->hbm);
+	mutex_lock(&vdev->hbm_lock);
+	list_del(&bo->hbm_link);
+	if (bo->evicted)
+		vdev->hbm_evicted -= obj->size;
+	mutex_unlock(&vdev->hbm_lock);
+	if (bo->evicted)
+		vtpu_bo_drop_contents(bo);
+	else
+		vtpu_hbm_free(vdev, &bo->hbm);
+	mem_cgroup_put(bo->memcg);
 	drm_gem_object_release(obj);
 	if (bo->unplugged)
 		__free_page(bo->unplugged);
@@ -169,16 +180,12 @@ static void vtpu_hbm_bo_free(struct drm_gem_object *obj)
 /* After unplug a mapping reads zeroes and forgets writes, rather than SIGBUS. */
 static vm_fault_t vtpu_hbm_fault_unplugged(struct vm_fault *vmf, struct vtpu_bo *bo)
 {
-	struct page *page;
-
-	mutex_lock(&bo->lock);
+	lockdep_assert_held(&bo->lock);
 	if (!bo->unplugged)
 		bo->unplugged = alloc_page(GFP_KERNEL | __GFP_ZERO);
-	page = bo->unplugged;
-	mutex_unlock(&bo->lock);
-	if (!page)
+	if (!bo->unplugged)
 		return VM_FAULT_OOM;
-	return vmf_insert_pfn_prot(vmf->vma, vmf->address, page_to_pfn(page),
+	return vmf_insert_pfn_prot(vmf->vma, vmf->address, page_to_pfn(bo->unplugged),
 				   vm_get_page_prot(vmf->vma->vm_flags));
 }
 
@@ -186,10 +193,9 @@ static vm_fault_t vtpu_hbm_fault_unplugged(struct vm_fault *vmf, struct vtpu_bo 
  * Fills in the whole 2 MiB around the address, as far as it lies in the vma:
  * weights are written from end to end, and a fault a page would be dear.
  */
-static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
+static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *bo)
 {
 	struct vm_area_struct *vma = vmf->vma;
-	struct vtpu_bo *bo = to_vtpu_bo(vma->vm_private_data);
 	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
 	unsigned long addr = max(ALIGN_DOWN(vmf->address, PMD_SIZE), vma->vm_start);
 	unsigned long end = min(ALIGN_DOWN(vmf->address, PMD_SIZE) + PMD_SIZE, vma->vm_end);
@@ -210,6 +216,31 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 
 	vtpu_dev_exit(vdev, idx);
 	up_read(&vdev->bar_sem);
+	return ret;
+}
+
+/* Under its lock the buffer stays where it is; who moves it unmaps it here. */
+static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
+{
+	struct vtpu_bo *bo = to_vtpu_bo(vmf->vma->vm_private_data);
+	vm_fault_t ret;
+	int error = 0;
+
+	mutex_lock(&bo->lock);
+	while (bo->evicted && !error) {
+		mutex_unlock(&bo->lock);
+		error = vtpu_bo_make_resident(bo);
+		mutex_lock(&bo->lock);
+	}
+	if (!error)
+		ret = vtpu_hbm_fault_resident(vmf, bo);
+	else if (error == -ENODEV)
+		ret = vtpu_hbm_fault_unplugged(vmf, bo);
+	else if (error == -EINTR || error == -ERESTARTSYS)
+		ret = VM_FAULT_NOPAGE;
+	else
+		ret = VM_FAULT_SIGBUS;
+	mutex_unlock(&bo->lock);
 	return ret;
 }
 
@@ -243,20 +274,14 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	struct vtpu_bo *bo;
 	int ret;
 
-	if (size > vdev->hbm_size)
+	if (size > vdev->hbm_for_buffers)
 		return ERR_PTR(-ENOSPC);
 
 	bo = kzalloc(sizeof(*bo), GFP_KERNEL);
 	if (!bo)
 		return ERR_PTR(-ENOMEM);
-	down_read(&vdev->bar_sem);
-	ret = vtpu_hbm_alloc(vdev, &bo->hbm, size);
-	up_read(&vdev->bar_sem);
-	if (ret) {
-		kfree(bo);
-		return ERR_PTR(ret);
-	}
 	vtpu_bo_init(bo);
+	bo->flags = DRM_VTPU_BO_HBM;
 	bo->shmem.base.funcs = &vtpu_hbm_bo_funcs;
 	drm_gem_private_object_init(&vdev->drm, &bo->shmem.base, size);
 	/*
@@ -264,11 +289,32 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	 * the offset, too, and it may not change under them.
 	 */
 	ret = drm_gem_create_mmap_offset(&bo->shmem.base);
-	if (ret) {
-		drm_gem_object_put(&bo->shmem.base);
-		return ERR_PTR(ret);
-	}
+	if (ret)
+		goto err_free;
+	ret = vtpu_bo_place(bo);
+	if (ret)
+		goto err_free;
+	down_read(&vdev->bar_sem);
+	ret = vtpu_hbm_clear(vdev, &bo->hbm);
+	up_read(&vdev->bar_sem);
+	if (ret)
+		goto err_place;
+
+	/* Only now can it be evicted. */
+	bo->memcg = get_mem_cgroup_from_mm(current->mm);
+	bo->last_use = atomic64_inc_return(&vdev->uses);
+	mutex_lock(&vdev->hbm_lock);
+	list_add_tail(&bo->hbm_link, &vdev->hbm_buffers);
+	mutex_unlock(&vdev->hbm_lock);
 	return bo;
+
+err_place:
+	vtpu_hbm_free(vdev, &bo->hbm);
+err_free:
+	drm_gem_object_release(&bo->shmem.base);
+	vtpu_bo_fini(bo);
+	kfree(bo);
+	return ERR_PTR(ret);
 }
 
 static struct vtpu_bo *vtpu_host_bo_create(struct vtpu_device *vdev, size_t size)
@@ -305,7 +351,6 @@ int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *fi
 	if (IS_ERR(bo))
 		return PTR_ERR(bo);
 
-	bo->flags = args->flags;
 	args->size = size;
 	ret = drm_gem_handle_create(file, &bo->shmem.base, &args->handle);
 	drm_gem_object_put(&bo->shmem.base);

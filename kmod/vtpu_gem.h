@@ -8,8 +8,10 @@
 #include <drm/drm_mm.h>
 
 struct dma_fence;
+struct mem_cgroup;
 struct vtpu_device;
 struct vtpu_userptr;
+struct vtpu_vm;
 
 /*
  * A buffer: system memory through the shmem helpers, be it our own or imported, a
@@ -22,10 +24,24 @@ struct vtpu_bo {
 	bool read_only;			/* not to be written by the device; fixed, too */
 	struct vtpu_userptr *userptr;	/* NULL in others; once mapped: dma_lock */
 	struct list_head dma_link;	/* vdev->dma_bos while sgt is mapped; dma_lock */
-	struct drm_mm_node hbm;
 	struct page *unplugged;		/* what mappings show once the device is gone; lock */
 	struct mutex lock;
 	struct list_head mappings;	/* of struct vtpu_mapping; lock */
+
+	/*
+	 * Where an HBM buffer is, for who has its lock or residency_lock;
+	 * changed only under both.
+	 */
+	bool evicted;
+	struct drm_mm_node hbm;		/* unless evicted */
+	struct file *contents;		/* if evicted: shmem, so that it can be swapped out */
+	struct mem_cgroup *memcg;	/* the creator's, charged for the contents */
+
+	struct list_head hbm_link;	/* vdev->hbm_buffers; hbm_lock */
+	u64 last_use;			/* by vdev->uses, its address spaces' apart; lock */
+	u64 age;			/* last use of all; residency_lock */
+	u64 validation;			/* the last that wants it; residency_lock */
+	struct list_head candidate;	/* for eviction; residency_lock */
 };
 
 /* The shmem helpers free what contains the object by its own address. */
@@ -41,6 +57,21 @@ static inline bool vtpu_bo_is_hbm(const struct vtpu_bo *bo)
 	return bo->flags & DRM_VTPU_BO_HBM;
 }
 
+/* vtpu_contents.c */
+int vtpu_bo_save(struct vtpu_bo *bo);
+int vtpu_bo_load(struct vtpu_bo *bo);
+void vtpu_bo_drop_contents(struct vtpu_bo *bo);
+
+/* vtpu_evict.c */
+int vtpu_evict_for(struct vtpu_device *vdev, u64 size);
+int vtpu_bo_place(struct vtpu_bo *bo);
+int vtpu_bo_make_resident(struct vtpu_bo *bo);
+int vtpu_vm_lock_resident(struct vtpu_vm *vm);
+int vtpu_vm_pin(struct vtpu_vm *vm);
+void vtpu_vm_unpin(struct vtpu_vm *vm);
+int vtpu_vm_keep_pinned(struct vtpu_vm *vm);
+
+/* vtpu_gem.c */
 void vtpu_bo_init(struct vtpu_bo *bo);
 void vtpu_bo_fini(struct vtpu_bo *bo);
 struct dma_fence *vtpu_bo_fence(struct vtpu_bo *bo);

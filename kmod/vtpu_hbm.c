@@ -1,11 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The allocator of device memory. What it hands out is always zero. */
+/* The allocator of device memory. What it hands out to processes is always zero. */
 
 #include <linux/sched.h>
 #include <linux/sizes.h>
 #include <drm/drm_managed.h>
 
 #include "vtpu_device.h"
+
+/*
+ * The top of HBM is kept for page tables, which cannot move: among buffers they
+ * would cut HBM into pieces for good. It holds the tables of twice as much
+ * memory as HBM is, in small pages; more of them go where there is room.
+ */
+#define TABLES_SHARE	256
 
 static void vtpu_hbm_fini(struct drm_device *drm, void *unused)
 {
@@ -14,16 +21,20 @@ static void vtpu_hbm_fini(struct drm_device *drm, void *unused)
 
 int vtpu_hbm_init(struct vtpu_device *vdev)
 {
+	vdev->hbm_for_buffers = vdev->hbm_size - vdev->hbm_size / TABLES_SHARE;
+	INIT_LIST_HEAD(&vdev->hbm_buffers);
 	drm_mm_init(&vdev->hbm_mm, 0, vdev->hbm_size);
 	return drmm_add_action_or_reset(&vdev->drm, vtpu_hbm_fini, NULL);
 }
 
 /*
  * Zeroed here, at allocation, so that no client ever sees what another one
- * left, whatever way the memory was freed.
+ * left, whatever way the memory was freed. Under bar_sem.
  */
-static int vtpu_hbm_clear(struct vtpu_device *vdev, u64 start, u64 size)
+int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node)
 {
+	u64 start = node->start;
+	u64 size = node->size;
 	int idx;
 
 	if (!vtpu_dev_enter(vdev, &idx))
@@ -42,25 +53,41 @@ static int vtpu_hbm_clear(struct vtpu_device *vdev, u64 start, u64 size)
 	return 0;
 }
 
-int vtpu_hbm_alloc(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
+static int vtpu_hbm_insert(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size,
+			   u64 end, enum drm_mm_insert_mode mode)
 {
-	/* Single pages, page tables most of all, keep to the top and out of the way. */
-	bool large = size >= VTPU_HUGE_PAGE_BYTES;
+	int ret;
+
+	mutex_lock(&vdev->hbm_lock);
+	ret = drm_mm_insert_node_in_range(&vdev->hbm_mm, node, size, vtpu_hbm_alignment(size),
+					  0, 0, end, mode);
+	if (!ret)
+		vdev->hbm_used += node->size;
+	mutex_unlock(&vdev->hbm_lock);
+	return ret;
+}
+
+/* A place for a buffer, with whatever was there before. */
+int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
+{
+	/* Small ones keep out of the way of those that need huge pages. */
+	bool large = vtpu_hbm_alignment(size) > VTPU_PAGE_BYTES;
+
+	return vtpu_hbm_insert(vdev, node, size, vdev->hbm_for_buffers,
+			       large ? DRM_MM_INSERT_BEST : DRM_MM_INSERT_HIGH);
+}
+
+/* A page of zeroes for a table; under bar_sem. */
+int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node)
+{
 	int ret;
 
 	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
 		return -ENOSPC;
-	mutex_lock(&vdev->hbm_lock);
-	ret = drm_mm_insert_node_generic(&vdev->hbm_mm, node, size,
-					 large ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES, 0,
-					 large ? DRM_MM_INSERT_BEST : DRM_MM_INSERT_HIGH);
-	if (!ret)
-		vdev->hbm_used += node->size;
-	mutex_unlock(&vdev->hbm_lock);
+	ret = vtpu_hbm_insert(vdev, node, VTPU_PAGE_BYTES, vdev->hbm_size, DRM_MM_INSERT_HIGH);
 	if (ret)
 		return ret;
-
-	ret = vtpu_hbm_clear(vdev, node->start, node->size);
+	ret = vtpu_hbm_clear(vdev, node);
 	if (ret)
 		vtpu_hbm_free(vdev, node);
 	return ret;

@@ -8,6 +8,7 @@
 #include <drm/drm_syncobj.h>
 
 #include "vtpu_device.h"
+#include "vtpu_gem.h"
 #include "vtpu_job.h"
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
@@ -195,7 +196,7 @@ static int vtpu_job_push(struct vtpu_job *job, struct vtpu_vm *vm, struct dma_fe
 	struct vtpu_queue *queue = job->queue;
 	int ret;
 
-	ret = dma_resv_lock_interruptible(&vm->resv, NULL);
+	ret = vtpu_vm_lock_resident(vm);
 	if (ret)
 		return ret;
 	ret = -EIO;
@@ -205,6 +206,7 @@ static int vtpu_job_push(struct vtpu_job *job, struct vtpu_vm *vm, struct dma_fe
 	if (ret)
 		goto unlock;
 
+	vm->last_use = atomic64_inc_return(&job->vdev->uses);
 	drm_sched_job_arm(&job->base);
 	*done = dma_fence_get(&job->base.s_fence->finished);
 	dma_resv_add_fence(&vm->resv, *done, DMA_RESV_USAGE_BOOKKEEP);

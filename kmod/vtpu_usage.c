@@ -104,7 +104,7 @@ static void vtpu_add_bo(struct drm_memory_stats *stats, struct drm_gem_object *o
 		stats->shared += obj->size;
 	else
 		stats->private += obj->size;
-	if (vtpu_bo_is_hbm(bo) || bo->shmem.pages || bo->shmem.sgt)
+	if (vtpu_bo_is_hbm(bo) ? !READ_ONCE(bo->evicted) : bo->shmem.pages || bo->shmem.sgt)
 		stats->resident += obj->size;
 	if (vtpu_bo_is_active(bo))
 		stats->active += obj->size;

@@ -12,124 +12,7 @@
 #include "vtpu_user.h"
 #include "vtpu_vm.h"
 
-#define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
-#define PT_ROOT_LEVEL	(VTPU_PTE_LEVELS - 1)
-
-/* ---- Page tables, under bar_sem and vm->lock, between vtpu_dev_enter and _exit ---- */
-
-static u64 vtpu_pt_span(unsigned int level)
-{
-	return (u64)VTPU_PAGE_BYTES << (level * ilog2(PT_ENTRIES));
-}
-
-static unsigned int vtpu_pt_index(u64 va, unsigned int level)
-{
-	return (va / vtpu_pt_span(level)) % PT_ENTRIES;
-}
-
-static void vtpu_pt_set(struct vtpu_vm *vm, struct vtpu_pt *pt, unsigned int i, u64 entry)
-{
-	writeq(entry, vm->vdev->hbm + pt->node.start + i * sizeof(u64));
-}
-
-static struct vtpu_pt *vtpu_pt_alloc(struct vtpu_device *vdev, unsigned int level)
-{
-	struct vtpu_pt *pt;
-	int ret;
-
-	pt = kzalloc(struct_size(pt, child, level ? PT_ENTRIES : 0), GFP_KERNEL);
-	if (!pt)
-		return ERR_PTR(-ENOMEM);
-	pt->level = level;
-	ret = vtpu_hbm_alloc(vdev, &pt->node, VTPU_PAGE_BYTES);
-	if (ret) {
-		kfree(pt);
-		return ERR_PTR(ret);
-	}
-	return pt;
-}
-
-static void vtpu_pt_free(struct vtpu_device *vdev, struct vtpu_pt *pt)
-{
-	for (unsigned int i = 0; pt->level && i < PT_ENTRIES; i++) {
-		if (pt->child[i])
-			vtpu_pt_free(vdev, pt->child[i]);
-	}
-	vtpu_hbm_free(vdev, &pt->node);
-	kfree(pt);
-}
-
-/* The table of a level that covers an address, made when there is none. */
-static struct vtpu_pt *vtpu_pt_get(struct vtpu_vm *vm, u64 va, unsigned int level)
-{
-	struct vtpu_pt *pt = vm->root;
-
-	while (pt->level > level) {
-		unsigned int i = vtpu_pt_index(va, pt->level);
-
-		if (!pt->child[i]) {
-			struct vtpu_pt *child = vtpu_pt_alloc(vm->vdev, pt->level - 1);
-
-			if (IS_ERR(child))
-				return child;
-			/* The device may walk here at once: zeroes first. */
-			wmb();
-			vtpu_pt_set(vm, pt, i, child->node.start | VTPU_PTE_VALID);
-			pt->child[i] = child;
-			pt->used++;
-		}
-		pt = pt->child[i];
-	}
-	return pt;
-}
-
-/* Makes [*va, *va + size) reach addr on; *va moves past what was done. */
-static int vtpu_pt_map(struct vtpu_vm *vm, u64 *va, u64 addr, u64 size, u64 bits)
-{
-	while (size) {
-		bool huge = IS_ALIGNED(*va | addr, VTPU_HUGE_PAGE_BYTES) &&
-			    size >= VTPU_HUGE_PAGE_BYTES;
-		u64 step = huge ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES;
-		struct vtpu_pt *pt = vtpu_pt_get(vm, *va, huge);
-
-		if (IS_ERR(pt))
-			return PTR_ERR(pt);
-		vtpu_pt_set(vm, pt, vtpu_pt_index(*va, pt->level),
-			    addr | bits | (huge ? VTPU_PTE_HUGE : 0));
-		pt->used++;
-		*va += step;
-		addr += step;
-		size -= step;
-	}
-	return 0;
-}
-
-/*
- * Clears the leaves of a range that is wholly mapped. Tables that this empties
- * go to a list: the device may be in the middle of walking them.
- */
-static void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 end,
-			  struct list_head *dead)
-{
-	u64 span = vtpu_pt_span(pt->level);
-	u64 next;
-
-	for (; va < end; va = next) {
-		unsigned int i = vtpu_pt_index(va, pt->level);
-		struct vtpu_pt *child = pt->level ? pt->child[i] : NULL;
-
-		next = min(ALIGN_DOWN(va, span) + span, end);
-		if (child) {
-			vtpu_pt_unmap(vm, child, va, next, dead);
-			if (child->used)
-				continue;
-			pt->child[i] = NULL;
-			list_add(&child->dead, dead);
-		}
-		vtpu_pt_set(vm, pt, i, 0);
-		pt->used--;
-	}
-}
+/* ---- The device and the tables ---- */
 
 /*
  * After this the device has no way to what the tables no longer map. A program
@@ -175,17 +58,16 @@ static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
 
 /* ---- Mappings ---- */
 
-static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_bo *bo,
-			     u64 skip, u64 bits)
+static int vtpu_vm_fill_host(struct vtpu_mapping *mapping, u64 *va, bool again)
 {
-	struct sg_table *sgt = vtpu_bo_sgt(bo);
+	struct vtpu_vm *vm = mapping->vm;
+	u64 end = mapping->node.start + mapping->node.size;
+	u64 bits = mapping->rights | VTPU_PTE_VALID;
+	u64 skip = mapping->bo_offset;
 	struct scatterlist *sg;
 	unsigned int i;
 
-	if (IS_ERR(sgt))
-		return PTR_ERR(sgt);
-
-	for_each_sgtable_dma_sg(sgt, sg, i) {
+	for_each_sgtable_dma_sg(mapping->bo->shmem.sgt, sg, i) {
 		u64 addr = sg_dma_address(sg);
 		u64 size = sg_dma_len(sg);
 		int ret;
@@ -195,7 +77,7 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 			continue;
 		}
 		size = min(size - skip, end - *va);
-		ret = vtpu_pt_map(vm, va, addr + skip, size, bits);
+		ret = vtpu_pt_map(vm, va, addr + skip, size, bits, again);
 		skip = 0;
 		if (ret || *va == end)
 			return ret;
@@ -204,101 +86,226 @@ static int vtpu_vm_fill_host(struct vtpu_vm *vm, u64 *va, u64 end, struct vtpu_b
 	return -EINVAL;
 }
 
-static int vtpu_vm_fill(struct vtpu_vm *vm, struct vtpu_mapping *mapping, u64 bo_offset,
-			u64 bits)
+/*
+ * Writes the leaves of a mapping, for the first time or again; they are not
+ * valid while the buffer is evicted. Where it is must be known to stay.
+ */
+static int vtpu_vm_fill(struct vtpu_mapping *mapping, bool again)
 {
+	struct vtpu_vm *vm = mapping->vm;
 	struct vtpu_bo *bo = mapping->bo;
+	u64 bits = mapping->rights | VTPU_PTE_HBM;
+	u64 addr = mapping->bo_offset;
 	u64 start = mapping->node.start;
-	u64 end = start + mapping->node.size;
 	u64 va = start;
 	int ret, idx;
 
+	lockdep_assert_held(&vm->lock);
 	if (!vtpu_dev_enter(vm->vdev, &idx))
 		return -ENODEV;
-	if (vtpu_bo_is_hbm(bo))
-		ret = vtpu_pt_map(vm, &va, bo->hbm.start + bo_offset, mapping->node.size,
-				  bits | VTPU_PTE_HBM);
-	else
-		ret = vtpu_vm_fill_host(vm, &va, end, bo, bo_offset, bits);
-	if (ret)
+	if (vtpu_bo_is_hbm(bo)) {
+		if (!bo->evicted) {
+			bits |= VTPU_PTE_VALID;
+			addr += bo->hbm.start;
+		}
+		ret = vtpu_pt_map(vm, &va, addr, mapping->node.size, bits, again);
+	} else {
+		ret = vtpu_vm_fill_host(mapping, &va, again);
+	}
+	if (ret && !again)
 		vtpu_vm_clear(vm, start, va);
-	else
-		wmb();	/* in HBM before any doorbell */
+	wmb();	/* in HBM before any doorbell */
 	vtpu_dev_exit(vm->vdev, idx);
 	return ret;
 }
 
+/*
+ * The buffer is being evicted and no job uses it; vm->resv is held. After this
+ * the device cannot reach it, and the next job brings it back before.
+ */
+int vtpu_mapping_detach(struct vtpu_mapping *mapping)
+{
+	struct vtpu_vm *vm = mapping->vm;
+	int ret, idx;
+
+	dma_resv_assert_held(&vm->resv);
+	down_read(&vm->vdev->bar_sem);
+	mutex_lock(&vm->lock);
+	list_add_tail(&mapping->evicted_link, &vm->evicted);
+	ret = vtpu_vm_fill(mapping, true);
+	if (!ret && vtpu_dev_enter(vm->vdev, &idx)) {
+		vtpu_vm_flush(vm);
+		vtpu_dev_exit(vm->vdev, idx);
+	}
+	mutex_unlock(&vm->lock);
+	up_read(&vm->vdev->bar_sem);
+	return ret;
+}
+
+/* The buffer is in HBM again; nothing to do where it was not detached. */
+void vtpu_mapping_attach(struct vtpu_mapping *mapping)
+{
+	struct vtpu_vm *vm = mapping->vm;
+
+	down_read(&vm->vdev->bar_sem);
+	mutex_lock(&vm->lock);
+	if (!list_empty(&mapping->evicted_link)) {
+		vtpu_vm_fill(mapping, true);
+		list_del_init(&mapping->evicted_link);
+	}
+	mutex_unlock(&vm->lock);
+	up_read(&vm->vdev->bar_sem);
+}
+
+/* Under the locks of both. The reference to the buffer is the caller's then. */
 static void vtpu_mapping_free(struct vtpu_mapping *mapping)
 {
-	mutex_lock(&mapping->bo->lock);
 	list_del(&mapping->bo_link);
-	mutex_unlock(&mapping->bo->lock);
+	list_del(&mapping->evicted_link);
 	drm_mm_remove_node(&mapping->node);
-	drm_gem_object_put(&mapping->bo->shmem.base);
 	kfree(mapping);
 }
 
-static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
-		       const struct drm_vtpu_vm_bind *args)
+static int vtpu_vm_insert(struct vtpu_vm *vm, struct vtpu_mapping *mapping)
 {
-	struct vtpu_mapping *mapping;
-	u64 bits = VTPU_PTE_VALID;
+	struct vtpu_bo *bo = mapping->bo;
 	int ret;
 
-	if (args->flags & DRM_VTPU_VM_READ)
-		bits |= VTPU_PTE_READ;
-	if (args->flags & DRM_VTPU_VM_WRITE)
-		bits |= VTPU_PTE_WRITE;
-	if (args->flags & DRM_VTPU_VM_EXEC)
-		bits |= VTPU_PTE_EXEC;
+	if (drm_mm_reserve_node(&vm->mm, &mapping->node)) {
+		kfree(mapping);
+		return -EEXIST;
+	}
+	drm_gem_object_get(&bo->shmem.base);
+	list_add(&mapping->bo_link, &bo->mappings);
+	if (bo->evicted)
+		list_add_tail(&mapping->evicted_link, &vm->evicted);
+
+	ret = vtpu_vm_fill(mapping, false);
+	if (ret) {
+		vtpu_mapping_free(mapping);
+		/* Not the last: the caller has one. */
+		drm_gem_object_put(&bo->shmem.base);
+	}
+	return ret;
+}
+
+static int vtpu_vm_map_once(struct vtpu_vm *vm, struct vtpu_bo *bo,
+			    const struct drm_vtpu_vm_bind *args)
+{
+	struct vtpu_mapping *mapping;
+	int ret;
 
 	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
 	if (!mapping)
 		return -ENOMEM;
 	mapping->vm = vm;
-	mapping->node.start = args->va;
-	mapping->node.size = args->size;
-
-	down_read(&vm->vdev->bar_sem);
-	mutex_lock(&vm->lock);
-	if (drm_mm_reserve_node(&vm->mm, &mapping->node)) {
-		mutex_unlock(&vm->lock);
-		up_read(&vm->vdev->bar_sem);
-		kfree(mapping);
-		return -EEXIST;
-	}
-	drm_gem_object_get(&bo->shmem.base);
 	mapping->bo = bo;
 	mapping->bo_offset = args->bo_offset;
-	mutex_lock(&bo->lock);
-	list_add(&mapping->bo_link, &bo->mappings);
-	mutex_unlock(&bo->lock);
+	mapping->node.start = args->va;
+	mapping->node.size = args->size;
+	INIT_LIST_HEAD(&mapping->evicted_link);
+	if (args->flags & DRM_VTPU_VM_READ)
+		mapping->rights |= VTPU_PTE_READ;
+	if (args->flags & DRM_VTPU_VM_WRITE)
+		mapping->rights |= VTPU_PTE_WRITE;
+	if (args->flags & DRM_VTPU_VM_EXEC)
+		mapping->rights |= VTPU_PTE_EXEC;
 
-	ret = vtpu_vm_fill(vm, mapping, args->bo_offset, bits);
-	if (ret)
-		vtpu_mapping_free(mapping);
+	mutex_lock(&bo->lock);
+	down_read(&vm->vdev->bar_sem);
+	mutex_lock(&vm->lock);
+	ret = vtpu_vm_insert(vm, mapping);
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
+	mutex_unlock(&bo->lock);
 	return ret;
+}
+
+static struct vtpu_mapping *vtpu_vm_find(struct vtpu_vm *vm, u64 va, u64 size)
+{
+	struct drm_mm_node *node;
+
+	drm_mm_for_each_node_in_range(node, &vm->mm, va, va + size) {
+		if (node->start == va && node->size == size)
+			return container_of(node, struct vtpu_mapping, node);
+		break;
+	}
+	return NULL;
 }
 
 static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 {
-	struct drm_mm_node *node;
+	struct vtpu_mapping *mapping;
+	struct vtpu_bo *bo = NULL;
 	int ret = -ENOENT;
 
+	/* The buffer's lock comes before that of the VM, which tells the buffer. */
+	mutex_lock(&vm->lock);
+	mapping = vtpu_vm_find(vm, va, size);
+	if (mapping) {
+		bo = mapping->bo;
+		drm_gem_object_get(&bo->shmem.base);
+	}
+	mutex_unlock(&vm->lock);
+	if (!bo)
+		return -ENOENT;
+
+	mutex_lock(&bo->lock);
 	down_read(&vm->vdev->bar_sem);
 	mutex_lock(&vm->lock);
-	drm_mm_for_each_node_in_range(node, &vm->mm, va, va + size) {
-		if (node->start == va && node->size == size) {
-			vtpu_vm_clear(vm, va, va + size);
-			vtpu_mapping_free(container_of(node, struct vtpu_mapping, node));
-			ret = 0;
-		}
-		break;
+	mapping = vtpu_vm_find(vm, va, size);
+	/* If not, another thread has unmapped it in between. */
+	if (mapping && mapping->bo == bo) {
+		vtpu_vm_clear(vm, va, va + size);
+		vtpu_mapping_free(mapping);
+		ret = 0;
 	}
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
+	mutex_unlock(&bo->lock);
+
+	if (!ret)
+		drm_gem_object_put(&bo->shmem.base);
+	drm_gem_object_put(&bo->shmem.base);
+	return ret;
+}
+
+static int vtpu_vm_map_dma(struct vtpu_vm *vm, struct vtpu_bo *bo)
+{
+	struct sg_table *sgt;
+	int idx;
+
+	if (!drm_dev_enter(&vm->vdev->drm, &idx))
+		return -ENODEV;
+	sgt = vtpu_bo_sgt(bo);
+	drm_dev_exit(idx);
+	return PTR_ERR_OR_ZERO(sgt);
+}
+
+static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
+		       const struct drm_vtpu_vm_bind *args)
+{
+	/* At most a table for each huge page, two at the ends of each upper level. */
+	u64 tables = args->size / VTPU_HUGE_PAGE_BYTES + 2 * VTPU_PTE_LEVELS;
+	int ret;
+
+	/* Ahead, because it takes the buffer's dma_resv. */
+	if (!vtpu_bo_is_hbm(bo)) {
+		ret = vtpu_vm_map_dma(vm, bo);
+		if (ret)
+			return ret;
+	}
+	ret = vtpu_vm_map_once(vm, bo, args);
+	if (ret == -ENOSPC) {
+		ret = vtpu_evict_for(vm->vdev, tables * VTPU_PAGE_BYTES);
+		if (!ret)
+			ret = vtpu_vm_map_once(vm, bo, args);
+	}
+	if (ret)
+		return ret;
+	ret = vtpu_vm_keep_pinned(vm);
+	if (ret)
+		vtpu_vm_unmap(vm, args->va, args->size);
 	return ret;
 }
 
@@ -400,6 +407,16 @@ void vtpu_vm_lose_all(struct vtpu_device *vdev)
 			vdev->contexts[i]->lost = true;
 }
 
+static struct vtpu_pt *vtpu_vm_alloc_root(struct vtpu_device *vdev)
+{
+	struct vtpu_pt *root;
+
+	down_read(&vdev->bar_sem);
+	root = vtpu_pt_alloc_root(vdev);
+	up_read(&vdev->bar_sem);
+	return root;
+}
+
 static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user *user)
 {
 	struct vtpu_vm *vm;
@@ -415,15 +432,16 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 	ret = vtpu_user_charge(user, VTPU_USER_CONTEXTS);
 	if (ret)
 		goto err_free;
-	down_read(&vdev->bar_sem);
-	vm->root = vtpu_pt_alloc(vdev, PT_ROOT_LEVEL);
-	up_read(&vdev->bar_sem);
+	vm->root = vtpu_vm_alloc_root(vdev);
+	if (vm->root == ERR_PTR(-ENOSPC) && !vtpu_evict_for(vdev, VTPU_PAGE_BYTES))
+		vm->root = vtpu_vm_alloc_root(vdev);
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);
 		goto err_user;
 	}
 	kref_init(&vm->ref);
 	mutex_init(&vm->lock);
+	INIT_LIST_HEAD(&vm->evicted);
 	dma_resv_init(&vm->resv);
 	drm_mm_init(&vm->mm, VTPU_VA_START, VTPU_VA_END - VTPU_VA_START);
 
@@ -469,8 +487,18 @@ static void vtpu_vm_release(struct kref *ref)
 	}
 	up_read(&vdev->bar_sem);
 
-	drm_mm_for_each_node_safe(node, next, &vm->mm)
-		vtpu_mapping_free(container_of(node, struct vtpu_mapping, node));
+	/* A buffer that is being evicted still leads here. */
+	drm_mm_for_each_node_safe(node, next, &vm->mm) {
+		struct vtpu_mapping *mapping = container_of(node, struct vtpu_mapping, node);
+		struct vtpu_bo *bo = mapping->bo;
+
+		mutex_lock(&bo->lock);
+		mutex_lock(&vm->lock);
+		vtpu_mapping_free(mapping);
+		mutex_unlock(&vm->lock);
+		mutex_unlock(&bo->lock);
+		drm_gem_object_put(&bo->shmem.base);
+	}
 	drm_mm_takedown(&vm->mm);
 	vtpu_pt_free(vdev, vm->root);
 	dma_resv_fini(&vm->resv);

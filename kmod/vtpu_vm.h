@@ -35,7 +35,9 @@ struct vtpu_mapping {
 	struct vtpu_vm *vm;
 	struct vtpu_bo *bo;
 	u64 bo_offset;			/* where in the buffer it begins */
+	u64 rights;			/* bits of its leaves */
 	struct list_head bo_link;	/* bo->lock */
+	struct list_head evicted_link;	/* vm->evicted; vm->lock */
 };
 
 /*
@@ -57,14 +59,27 @@ struct vtpu_vm {
 	 * fence here.
 	 */
 	struct dma_resv resv;
+	u64 last_use;			/* by vdev->uses; written under resv */
+	unsigned int pins;		/* its buffers stay in HBM; residency_lock */
 
 	struct mutex lock;		/* MAP and UNMAP, one at a time */
 	struct drm_mm mm;		/* of vtpu_mapping; lock */
+	struct list_head evicted;	/* mappings of evicted buffers; lock, added to under resv */
 	struct vtpu_pt *root;		/* tables below it; lock */
 };
 
+/* vtpu_pt.c */
+struct vtpu_pt *vtpu_pt_alloc_root(struct vtpu_device *vdev);
+void vtpu_pt_free(struct vtpu_device *vdev, struct vtpu_pt *pt);
+int vtpu_pt_map(struct vtpu_vm *vm, u64 *va, u64 addr, u64 size, u64 bits, bool again);
+void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 end,
+		   struct list_head *dead);
+
+/* vtpu_vm.c */
 struct vtpu_vm *vtpu_vm_get(struct vtpu_file *vfile, u32 id);
 void vtpu_vm_put(struct vtpu_vm *vm);
+int vtpu_mapping_detach(struct vtpu_mapping *mapping);
+void vtpu_mapping_attach(struct vtpu_mapping *mapping);
 void vtpu_vm_restore(struct vtpu_device *vdev);
 void vtpu_vm_lose_all(struct vtpu_device *vdev);
 

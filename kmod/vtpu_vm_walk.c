@@ -67,9 +67,9 @@ static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 	ret = mutex_lock_interruptible(&vm->lock);
 	if (ret)
 		goto up;
-	if (vtpu_dev_enter(vdev, idx))
+	ret = vtpu_peek_begin(vdev, idx);
+	if (!ret)
 		return 0;
-	ret = -ENODEV;
 	mutex_unlock(&vm->lock);
 up:
 	up_read(&vdev->bar_sem);
@@ -78,7 +78,7 @@ up:
 
 static void vtpu_walk_unlock(struct vtpu_vm *vm, int idx)
 {
-	vtpu_dev_exit(vm->vdev, idx);
+	vtpu_peek_end(vm->vdev, idx);
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
 }

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from . import accel, chat, checks, debug, develop, driver, fuzz
+from . import accel, chat, checks, debug, develop, driver, fuzz, fuzz_driver
 from .build import build
 from .cache import build_lock, cache_dir, remove
 from .guest import Guest
@@ -227,6 +227,15 @@ def fuzz_device(arguments: argparse.Namespace) -> int:
     return fuzz.fuzz_all(arguments.seconds)
 
 
+def fuzz_the_driver(arguments: argparse.Namespace) -> int:
+    """Looks for calls that break the driver, or makes some again."""
+    if arguments.replay:
+        return fuzz_driver.replay(Path(arguments.replay).resolve())
+    if arguments.seconds < 1:
+        raise StageError(f"SECONDS is {arguments.seconds}; it must be at least 1")
+    return fuzz_driver.fuzz(arguments.seconds, time.time_ns())
+
+
 def clean(_arguments: argparse.Namespace) -> int:
     """Removes all that was built and downloaded."""
     with build_lock(), Stage("clean"):
@@ -262,6 +271,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--timeout", type=float, default=600)
     command.add_argument("command", nargs="+")
     command = add("fuzz", fuzz_device, fuzz_device.__doc__ or "")
+    command.add_argument("--seconds", type=int, default=60)
+    command.add_argument("--replay", default="")
+    command = add("fuzz-driver", fuzz_the_driver, fuzz_the_driver.__doc__ or "")
     command.add_argument("--seconds", type=int, default=60)
     command.add_argument("--replay", default="")
     command = add("kmod-dev", develop_driver, develop_driver.__doc__ or "")

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from . import kernel, kernels, model, payload, qemu, roots
@@ -18,6 +19,8 @@ def build(model_file: Path | None = None) -> Images:
         build_root = roots.build_root()
         guest_root = roots.guest_root()
         chosen = kernels.chosen(build_root, guest_root)
+        # TOOLS=1: the same guest with more in it.
+        files = roots.tools_root() if os.environ.get("VTPU_TOOLS") else guest_root
         emulator = qemu.build(build_root)
         init = kernel.build_init(build_root)
         weights = model_file or model.fetch()
@@ -26,7 +29,7 @@ def build(model_file: Path | None = None) -> Images:
             qemu=emulator,
             kernel=kernel.build_vmlinux(chosen),
             initramfs=kernel.build_initramfs(chosen, init),
-            root=kernel.build_root_image(build_root, guest_root, chosen, init),
+            root=kernel.build_root_image(build_root, files, chosen, init),
             payload=payload.build(build_root, chosen, compiled),
             model=payload.build_model_image(build_root, weights),
         )

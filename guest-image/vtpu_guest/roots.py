@@ -112,6 +112,18 @@ def backports_root() -> Path:
     return _extra_root("backports", [f"--essential-hook={_NO_INITRAMFS}"], backports=True)
 
 
+def tools_root() -> Path:
+    """The guest's files with perf, bpftrace and more; made when they are asked for."""
+    lists = [GUEST_IMAGE / f"packages-{name}.txt" for name in ("guest", "tools")]
+    target = cache_dir() / f"tools-root-{key(_RECIPE, *lists)}"
+    if not target.is_dir():
+        hooks = [f"--essential-hook={_NO_INITRAMFS}"]
+        hooks.append(f"--include={','.join(packages('packages-guest.txt'))}")
+        _make("Debian 13 guest root with tools", target, "packages-tools.txt", hooks)
+    prune("tools-root-*", target)
+    return target
+
+
 def _extra_root(name: str, hooks: list[str], *, backports: bool = False) -> Path:
     package_list = f"packages-{name}.txt"
     target = cache_dir() / f"{name}-root-{key(_RECIPE, GUEST_IMAGE / package_list)}"

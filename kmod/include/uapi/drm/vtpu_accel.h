@@ -53,6 +53,8 @@ struct drm_vtpu_info {
 struct drm_vtpu_memory {
 	__u64 hbm_bytes;
 	__u64 hbm_used;		/* by all clients, with the driver's own */
+	__u64 hbm_evicted;	/* HBM buffers, in bytes, now in system memory */
+	__u64 evictions;	/* of buffers, since the driver was loaded */
 };
 
 struct drm_vtpu_reset {
@@ -68,7 +70,11 @@ struct drm_vtpu_dev_query {
 
 /* ---- Buffers ---- */
 
-#define DRM_VTPU_BO_HBM		(1 << 0)	/* in device memory; else system memory */
+/*
+ * In device memory; else system memory. While others need the room it may be
+ * out of it, which only time tells: jobs and mappings find it in its place.
+ */
+#define DRM_VTPU_BO_HBM		(1 << 0)
 
 struct drm_vtpu_bo_create {
 	__u64 size;		/* in: bytes; out: rounded up to pages. Contents are zero */
@@ -222,7 +228,8 @@ struct drm_vtpu_sync {
 /*
  * Submits one job: its commands run in order, after every waited sync and
  * every earlier job of the queue; then the signalled syncs fire.
- * Buffers mapped in the VM stay alive until the job ends.
+ * Buffers mapped in the VM stay alive until the job ends. ENOSPC when those in
+ * HBM do not fit there together.
  */
 struct drm_vtpu_submit {
 	__u32 queue_id;		/* in */

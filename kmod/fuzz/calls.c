@@ -1,0 +1,551 @@
+// SPDX-License-Identifier: MIT
+#define _GNU_SOURCE
+#include "calls.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <drm/drm.h>
+#include <drm/vtpu_accel.h>
+
+#define NODE "/dev/accel/accel0"
+#define PAGE 4096ul
+#define HUGE_PAGE (2ul << 20)
+#define KEPT 16			/* of each kind of thing */
+#define ARRAY_SIZE(a) (sizeof(a) / sizeof((a)[0]))
+
+/* ---- State ---- */
+
+/* The newest few of a kind; an index wraps around. */
+struct things {
+	uint64_t value[KEPT];
+	unsigned int count;
+};
+
+static struct {
+	int fds[4];
+	struct things bos, vms, queues, syncs, dmabufs;
+	struct {
+		void *address;
+		size_t size;
+	} maps[KEPT];
+	unsigned int num_maps;
+	uint8_t *user;		/* memory for USERPTR, and the arrays of SUBMIT */
+} state;
+
+#define USER_BYTES (16 * PAGE)
+
+static void keep(struct things *things, uint64_t value)
+{
+	unsigned int at = __atomic_fetch_add(&things->count, 1, __ATOMIC_RELAXED);
+
+	things->value[at % KEPT] = value;
+}
+
+/* ---- Choices ---- */
+
+struct input {
+	const uint8_t *data;
+	size_t size;
+};
+
+static uint64_t take(struct input *in, size_t bytes)
+{
+	uint64_t value = 0;
+
+	if (bytes > in->size)
+		bytes = in->size;
+	memcpy(&value, in->data, bytes);
+	in->data += bytes;
+	in->size -= bytes;
+	return value;
+}
+
+static const uint64_t odd_values[] = {
+	1, 2, 3, 7, 8, PAGE - 1, PAGE, PAGE + 1, HUGE_PAGE - PAGE, HUGE_PAGE, 1ull << 30,
+	0x7fffffff, 0x80000000, 0xffffffff, 1ull << 32, 1ull << 47, (1ull << 48) - PAGE,
+	1ull << 48, 0x7fffffffffffffff, 1ull << 63, ~0ull - PAGE + 1, ~0ull,
+};
+
+/* Mostly what is valid; else something odd, or anything. */
+static uint64_t number(struct input *in, uint64_t valid)
+{
+	uint8_t way = take(in, 1);
+
+	if (way < 160)
+		return valid;
+	if (way < 224)
+		return odd_values[way % ARRAY_SIZE(odd_values)];
+	if (way < 240)
+		return valid + (int8_t)take(in, 1);
+	return take(in, 8);
+}
+
+/* One that there is, or was, or never. */
+static uint64_t thing(struct input *in, const struct things *things)
+{
+	uint8_t way = take(in, 1);
+
+	if (way < 224 && things->count) {
+		unsigned int have = things->count < KEPT ? things->count : KEPT;
+
+		return things->value[(things->count - 1 - way % have) % KEPT];
+	}
+	return way < 240 ? way & 1 : take(in, 4);
+}
+
+static uint64_t one_of(struct input *in, uint64_t count)
+{
+	uint8_t way = take(in, 1);
+
+	return way < 240 ? way % count : take(in, 4);
+}
+
+static int file(struct input *in)
+{
+	return state.fds[take(in, 1) % 16 ? 0 : take(in, 1) % ARRAY_SIZE(state.fds)];
+}
+
+static uint64_t address(struct input *in)
+{
+	return number(in, HUGE_PAGE * (1 + take(in, 1) % 8) + PAGE * (take(in, 1) % 4));
+}
+
+static uint64_t soon(struct input *in)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return number(in, now.tv_sec * 1000000000ull + now.tv_nsec + (take(in, 1) << 12));
+}
+
+/* Ends at the end of a page behind which nothing is, now and then too early. */
+static uint64_t user_pointer(struct input *in, size_t bytes)
+{
+	return number(in, (uintptr_t)state.user + USER_BYTES - bytes + (take(in, 1) == 1));
+}
+
+/* ---- Calls ---- */
+
+static void dev_query(struct input *in)
+{
+	struct drm_vtpu_dev_query args = { .query = one_of(in, 4) };
+
+	args.size = number(in, 64);
+	args.data = user_pointer(in, 64);
+	ioctl(file(in), DRM_IOCTL_VTPU_DEV_QUERY, &args);
+}
+
+static void bo_create(struct input *in)
+{
+	struct drm_vtpu_bo_create args = { .size = number(in, PAGE << take(in, 1) % 10) };
+
+	args.flags = one_of(in, 2);
+	if (!ioctl(file(in), DRM_IOCTL_VTPU_BO_CREATE, &args))
+		keep(&state.bos, args.handle);
+}
+
+static void bo_userptr(struct input *in)
+{
+	struct drm_vtpu_bo_userptr args = { .size = number(in, PAGE << take(in, 1) % 4) };
+
+	args.addr = number(in, (uintptr_t)state.user);
+	args.flags = one_of(in, 2);
+	if (!ioctl(file(in), DRM_IOCTL_VTPU_BO_USERPTR, &args))
+		keep(&state.bos, args.handle);
+}
+
+static void bo_map(struct input *in)
+{
+	struct drm_vtpu_bo_info args = { .handle = thing(in, &state.bos) };
+	unsigned int at = state.num_maps;
+	int fd = file(in);
+	size_t size;
+	void *map;
+
+	if (ioctl(fd, DRM_IOCTL_VTPU_BO_INFO, &args) || at >= KEPT)
+		return;
+	size = number(in, args.size);
+	map = mmap(NULL, size, PROT_READ | PROT_WRITE, take(in, 1) == 1 ? MAP_PRIVATE : MAP_SHARED,
+		   fd, number(in, args.mmap_offset));
+	if (map == MAP_FAILED)
+		return;
+	state.maps[at].address = map;
+	state.maps[at].size = size;
+	state.num_maps = at + 1;
+}
+
+/*
+ * Into the first page of a mapping, through the kernel so that a mapping that
+ * gives SIGBUS is an error code: programs, or anything.
+ */
+static void bo_write(struct input *in)
+{
+	static const uint8_t opcodes[] = { 0x01 /* HALT */, 0x14 /* JUMP to itself */, 0x02 /* TRAP */ };
+	unsigned int at = take(in, 1) % KEPT;
+	uint8_t words[256] = { 0 };
+	uint8_t way = take(in, 1);
+	int pipe_fds[2];
+
+	if (at >= state.num_maps || state.maps[at].size < sizeof(words))
+		return;
+	if (way < 200) {
+		for (size_t i = 0; i < sizeof(words); i += 64)
+			words[i] = opcodes[way % ARRAY_SIZE(opcodes)];
+	} else {
+		for (size_t i = 0; i < sizeof(words); i += 8) {
+			uint64_t word = take(in, 8);
+
+			memcpy(words + i, &word, sizeof(word));
+		}
+	}
+	if (pipe2(pipe_fds, O_NONBLOCK))
+		return;
+	if (write(pipe_fds[1], words, sizeof(words)) > 0)
+		(void)!read(pipe_fds[0], state.maps[at].address, sizeof(words));
+	close(pipe_fds[0]);
+	close(pipe_fds[1]);
+}
+
+static void bo_unmap(struct input *in)
+{
+	unsigned int at = take(in, 1) % KEPT;
+
+	if (at < state.num_maps && state.maps[at].size) {
+		munmap(state.maps[at].address, state.maps[at].size);
+		state.maps[at].size = 0;
+	}
+}
+
+static void bo_wait(struct input *in)
+{
+	struct drm_vtpu_bo_wait args = { .handle = thing(in, &state.bos) };
+
+	args.pad = number(in, 0);
+	args.timeout_ns = soon(in);
+	ioctl(file(in), DRM_IOCTL_VTPU_BO_WAIT, &args);
+}
+
+static void bo_close(struct input *in)
+{
+	struct drm_gem_close args = { .handle = thing(in, &state.bos) };
+
+	ioctl(file(in), DRM_IOCTL_GEM_CLOSE, &args);
+}
+
+static void bo_export(struct input *in)
+{
+	struct drm_prime_handle args = { .handle = thing(in, &state.bos) };
+
+	args.flags = number(in, DRM_CLOEXEC | DRM_RDWR);
+	if (!ioctl(file(in), DRM_IOCTL_PRIME_HANDLE_TO_FD, &args)) {
+		if (state.dmabufs.count < KEPT)
+			keep(&state.dmabufs, args.fd);
+		else
+			close(args.fd);
+	}
+}
+
+static void bo_import(struct input *in)
+{
+	struct drm_prime_handle args = { .fd = thing(in, &state.dmabufs) };
+
+	if (!ioctl(file(in), DRM_IOCTL_PRIME_FD_TO_HANDLE, &args))
+		keep(&state.bos, args.handle);
+}
+
+static void vm_create(struct input *in)
+{
+	struct drm_vtpu_vm_create args = { .flags = number(in, 0) };
+
+	if (!ioctl(file(in), DRM_IOCTL_VTPU_VM_CREATE, &args))
+		keep(&state.vms, args.vm_id);
+}
+
+static void vm_destroy(struct input *in)
+{
+	struct drm_vtpu_vm_destroy args = { .vm_id = thing(in, &state.vms) };
+
+	args.pad = number(in, 0);
+	ioctl(file(in), DRM_IOCTL_VTPU_VM_DESTROY, &args);
+}
+
+static void vm_bind(struct input *in)
+{
+	struct drm_vtpu_vm_bind args = { .vm_id = thing(in, &state.vms) };
+
+	args.handle = thing(in, &state.bos);
+	args.flags = number(in, DRM_VTPU_VM_READ | DRM_VTPU_VM_WRITE | DRM_VTPU_VM_EXEC);
+	args.bo_offset = number(in, 0);
+	args.va = address(in);
+	args.size = number(in, PAGE << take(in, 1) % 10);
+	ioctl(file(in), DRM_IOCTL_VTPU_VM_BIND, &args);
+}
+
+static void vm_unbind(struct input *in)
+{
+	struct drm_vtpu_vm_bind args = { .vm_id = thing(in, &state.vms) };
+
+	args.op = DRM_VTPU_VM_BIND_UNMAP + one_of(in, 1);
+	args.va = address(in);
+	args.size = number(in, PAGE << take(in, 1) % 10);
+	args.handle = number(in, 0);
+	ioctl(file(in), DRM_IOCTL_VTPU_VM_BIND, &args);
+}
+
+static void queue_create(struct input *in)
+{
+	struct drm_vtpu_queue_create args = { .vm_id = thing(in, &state.vms) };
+
+	args.priority = one_of(in, 3);
+	args.flags = number(in, 0);
+	/* Short, so that jobs that never end do not hold up the fuzzer. */
+	args.timeout_ms = number(in, 20);
+	if (!ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_CREATE, &args))
+		keep(&state.queues, args.queue_id);
+}
+
+static void queue_destroy(struct input *in)
+{
+	struct drm_vtpu_queue_destroy args = { .queue_id = thing(in, &state.queues) };
+
+	args.pad = number(in, 0);
+	ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_DESTROY, &args);
+}
+
+static void queue_state(struct input *in)
+{
+	struct drm_vtpu_queue_state args = { .queue_id = thing(in, &state.queues) };
+
+	ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_STATE, &args);
+}
+
+static void command(struct input *in, struct drm_vtpu_cmd *cmd)
+{
+	*cmd = (struct drm_vtpu_cmd){ .op = 1 + one_of(in, 7), .cookie = take(in, 1) };
+	switch (cmd->op) {
+	case DRM_VTPU_OP_RUN:
+		cmd->payload[0] = address(in);
+		cmd->payload[1] = number(in, 64ull << take(in, 1) % 3);
+		break;
+	case DRM_VTPU_OP_COPY:
+	case DRM_VTPU_OP_FILL:
+		cmd->payload[0] = address(in);
+		cmd->payload[1] = cmd->op == DRM_VTPU_OP_COPY ? address(in) : number(in, 64);
+		cmd->payload[2] = number(in, 64);
+		break;
+	case DRM_VTPU_OP_WAIT:
+	case DRM_VTPU_OP_SIGNAL:
+	case DRM_VTPU_OP_TIMESTAMP:
+		cmd->payload[0] = address(in);
+		if (cmd->op != DRM_VTPU_OP_TIMESTAMP)
+			cmd->payload[1] = number(in, 0);
+		break;
+	}
+	if (take(in, 1) == 1)
+		cmd->payload[take(in, 1) % ARRAY_SIZE(cmd->payload)] = take(in, 8);
+}
+
+static void submit(struct input *in)
+{
+	struct drm_vtpu_submit args = { .queue_id = thing(in, &state.queues) };
+	unsigned int num_cmds = 1 + take(in, 1) % 4, num_syncs = take(in, 1) % 4;
+	struct drm_vtpu_cmd cmds[4];
+	struct drm_vtpu_sync syncs[4];
+	uint8_t way = take(in, 1);
+
+	for (unsigned int i = 0; i < num_cmds; i++)
+		command(in, &cmds[i]);
+	for (unsigned int i = 0; i < num_syncs; i++) {
+		syncs[i] = (struct drm_vtpu_sync){ .handle = thing(in, &state.syncs) };
+		syncs[i].flags = one_of(in, 4);
+		syncs[i].point = number(in, syncs[i].flags & DRM_VTPU_SYNC_TIMELINE ? 1 : 0);
+	}
+	args.cmds = (uintptr_t)cmds;
+	args.syncs = (uintptr_t)syncs;
+	args.num_cmds = num_cmds;
+	args.num_syncs = num_syncs;
+	if (way >= 192) {
+		args.flags = number(in, 0);
+		args.cmds = number(in, args.cmds);
+		args.num_cmds = number(in, args.num_cmds);
+		args.syncs = number(in, args.syncs);
+		args.num_syncs = number(in, args.num_syncs);
+	}
+	ioctl(file(in), DRM_IOCTL_VTPU_SUBMIT, &args);
+}
+
+static void perfmon(struct input *in)
+{
+	struct drm_vtpu_counter *counters = (void *)(state.user + USER_BYTES - 4 * sizeof(*counters));
+	struct drm_vtpu_perfmon args = { .queue_id = thing(in, &state.queues) };
+
+	args.num_counters = number(in, 1 + take(in, 1) % 4);
+	args.counters = user_pointer(in, 4 * sizeof(*counters));
+	for (unsigned int i = 0; i < 4; i++) {
+		counters[i].id = 1 + one_of(in, 32);
+		counters[i].pad = number(in, 0);
+	}
+	ioctl(file(in), DRM_IOCTL_VTPU_PERFMON, &args);
+}
+
+static void sync_create(struct input *in)
+{
+	struct drm_syncobj_create args = { .flags = one_of(in, 2) };
+
+	if (!ioctl(file(in), DRM_IOCTL_SYNCOBJ_CREATE, &args))
+		keep(&state.syncs, args.handle);
+}
+
+static void sync_destroy(struct input *in)
+{
+	struct drm_syncobj_destroy args = { .handle = thing(in, &state.syncs) };
+
+	ioctl(file(in), DRM_IOCTL_SYNCOBJ_DESTROY, &args);
+}
+
+static void sync_wait(struct input *in)
+{
+	uint32_t handle = thing(in, &state.syncs);
+	uint64_t point = take(in, 1) % 4;
+	struct drm_syncobj_timeline_wait args = {
+		.handles = (uintptr_t)&handle,
+		.points = (uintptr_t)&point,
+		.timeout_nsec = soon(in),
+		.count_handles = 1,
+		.flags = one_of(in, 8),
+	};
+
+	ioctl(file(in), DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT, &args);
+}
+
+static void sync_signal(struct input *in)
+{
+	uint32_t handle = thing(in, &state.syncs);
+	uint64_t point = take(in, 1) % 4;
+	struct drm_syncobj_timeline_array args = {
+		.handles = (uintptr_t)&handle, .points = (uintptr_t)&point, .count_handles = 1,
+	};
+
+	ioctl(file(in), DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL, &args);
+}
+
+static void file_again(struct input *in)
+{
+	unsigned int at = 1 + take(in, 1) % (ARRAY_SIZE(state.fds) - 1);
+	int old = state.fds[at];
+
+	state.fds[at] = take(in, 1) % 2 ? dup(state.fds[0]) : open(NODE, O_RDWR | O_CLOEXEC);
+	if (old >= 0)
+		close(old);
+}
+
+static void file_close(struct input *in)
+{
+	unsigned int at = take(in, 1) % ARRAY_SIZE(state.fds);
+
+	/* The first one goes only now and then: without it little happens. */
+	if (at || take(in, 1) == 1) {
+		close(state.fds[at]);
+		state.fds[at] = -1;
+	}
+}
+
+/* Any number, direction and size, with a page end behind the argument. */
+static void any_ioctl(struct input *in)
+{
+	unsigned int size = take(in, 1) % 80;
+	uint8_t *at = state.user + USER_BYTES - size;
+	unsigned long request = (unsigned long)(take(in, 1) % 4) << 30 |
+				(unsigned long)number(in, size) % (1 << 14) << 16 | 'd' << 8 |
+				(DRM_COMMAND_BASE + take(in, 1) % 20);
+
+	for (unsigned int i = 0; i < size; i++)
+		at[i] = take(in, 1);
+	ioctl(file(in), request, at);
+}
+
+static void pause_a_little(struct input *in)
+{
+	const struct timespec pause = { .tv_nsec = (take(in, 1) + 1) * 20000 };
+
+	nanosleep(&pause, NULL);
+}
+
+static const struct {
+	const char *name;
+	void (*call)(struct input *in);
+} calls[] = {
+	{ "dev_query", dev_query },
+	{ "bo_create", bo_create },
+	{ "bo_map", bo_map },
+	{ "bo_write", bo_write },
+	{ "bo_unmap", bo_unmap },
+	{ "bo_wait", bo_wait },
+	{ "bo_close", bo_close },
+	{ "bo_export", bo_export },
+	{ "bo_import", bo_import },
+	{ "bo_userptr", bo_userptr },
+	{ "vm_create", vm_create },
+	{ "vm_destroy", vm_destroy },
+	{ "vm_bind", vm_bind },
+	{ "vm_unbind", vm_unbind },
+	{ "queue_create", queue_create },
+	{ "queue_destroy", queue_destroy },
+	{ "queue_state", queue_state },
+	{ "submit", submit },
+	{ "perfmon", perfmon },
+	{ "sync_create", sync_create },
+	{ "sync_destroy", sync_destroy },
+	{ "sync_wait", sync_wait },
+	{ "sync_signal", sync_signal },
+	{ "file_again", file_again },
+	{ "file_close", file_close },
+	{ "any_ioctl", any_ioctl },
+	{ "pause", pause_a_little },
+};
+
+const unsigned int calls_count = ARRAY_SIZE(calls);
+
+const char *calls_name(unsigned int number)
+{
+	return calls[number % ARRAY_SIZE(calls)].name;
+}
+
+void calls_begin(void)
+{
+	memset(&state, 0, sizeof(state));
+	for (unsigned int i = 1; i < ARRAY_SIZE(state.fds); i++)
+		state.fds[i] = -1;
+	state.fds[0] = open(NODE, O_RDWR | O_CLOEXEC);
+	state.user = mmap(NULL, USER_BYTES + PAGE, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	mprotect(state.user + USER_BYTES, PAGE, PROT_NONE);
+}
+
+void calls_run(const uint8_t *data, size_t size)
+{
+	struct input in = { data, size };
+
+	while (in.size)
+		calls[take(&in, 1) % ARRAY_SIZE(calls)].call(&in);
+}
+
+void calls_end(void)
+{
+	for (unsigned int i = 0; i < state.num_maps; i++)
+		if (state.maps[i].size)
+			munmap(state.maps[i].address, state.maps[i].size);
+	for (unsigned int i = 0; i < state.dmabufs.count && i < KEPT; i++)
+		close(state.dmabufs.value[i]);
+	for (unsigned int i = 0; i < ARRAY_SIZE(state.fds); i++)
+		if (state.fds[i] >= 0)
+			close(state.fds[i]);
+	munmap(state.user, USER_BYTES + PAGE);
+}

@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: MIT */
+/*
+ * A program of calls, as bytes.
+ *
+ * Every choice is made by bytes of the input, so that one input always makes
+ * the same calls, and a change of a byte changes one of them. Zero bytes choose
+ * what is valid: all-zero arguments after a call's number make it succeed
+ * whenever what it needs was made before. When the bytes end, the program does.
+ */
+#ifndef VTPU_FUZZ_CALLS_H
+#define VTPU_FUZZ_CALLS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#define PROGRAM_MAX 4096
+
+/* The first byte of an input. */
+#define PROGRAM_PARALLEL 1	/* the second half runs on two threads at once */
+#define PROGRAM_KILLED 2	/* in a process that is killed in the middle */
+
+/*
+ * The state that calls share: files, handles, mappings. One program at a time;
+ * its threads may race on purpose.
+ */
+void calls_begin(void);
+void calls_run(const uint8_t *data, size_t size);
+void calls_end(void);		/* closes and unmaps everything */
+
+extern const unsigned int calls_count;	/* numbers of calls: byte % calls_count */
+const char *calls_name(unsigned int number);
+
+#endif
