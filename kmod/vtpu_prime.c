@@ -25,9 +25,9 @@ MODULE_IMPORT_NS("DMA_BUF");
 /* ---- Export ---- */
 
 /*
- * Whether another device would reach our BAR is for the kernel to say, by
- * CONFIG_PCI_P2PDMA, which Debian builds without. No copy elsewhere is made
- * instead: it would be another buffer.
+ * Whether another device reaches our BAR only some kernels can say, those with
+ * CONFIG_PCI_P2PDMA; and whoever does would have to be told when we go. No copy
+ * elsewhere is made instead: it would be another buffer.
  */
 static int vtpu_dmabuf_attach(struct dma_buf *dma_buf, struct dma_buf_attachment *attach)
 {

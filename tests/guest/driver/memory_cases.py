@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import functools
+import mmap
 import os
 import signal
 import sys
@@ -166,6 +167,27 @@ def a_mapping_lives_through_eviction() -> None:
             push_out(dev)
             assert view[2 * PAGE : 3 * PAGE] == (0x1234).to_bytes(4, "little") * (PAGE // 4)
             assert view[PAGE : PAGE + 8] == b"by hand!"
+
+
+@case
+def a_dma_buf_lives_through_eviction() -> None:
+    """Mapped by its own descriptor, and used by another file that has it from there."""
+    size = 3 * MIB
+    with Client() as one, Client() as two:
+        handle = one.bo(size, HBM)
+        fd = one.call("prime_handle_to_fd", handle=handle, flags=os.O_RDWR | os.O_CLOEXEC).fd
+        va = two.place(two.call("prime_fd_to_handle", fd=fd).handle, size)
+        with mmap.mmap(fd, size) as view:
+            os.close(fd)
+            view[:] = pages_of(3, size)
+            push_out(one)
+            assert memory(one).hbm_evicted >= size
+            assert view[:] == pages_of(3, size)
+            push_out(one)
+            assert two.word(va + PAGE) == 4
+            two.finish_ok([raw.fill(va, PAGE, 0x55)])
+            push_out(one)
+            assert view[:4] == b"\x55\0\0\0" and view[PAGE] == 4
 
 
 @case
