@@ -17,11 +17,13 @@ ONCE ?=
 WHAT ?= kernel
 GDB ?=
 REPLAY ?=
+FILE ?=
+ELF ?=
 ARGS ?=
 
 # A value that a person gives is passed on as it is: neither make nor the shell
 # may look for variables or commands in it.
-inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY SOURCE TEST WHAT GDB KERNEL
+inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY SOURCE TEST WHAT GDB KERNEL FILE ELF
 $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # Whatever boots a guest boots this kernel.
@@ -36,7 +38,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device fuzz-driver bench bench-device lint clean help
+.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device fuzz-driver bench bench-device lint coredump clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -87,6 +89,9 @@ lint: ## Check style and types
 	@$(host) -m ruff check $(wildcard $(checked))
 	@$(host) -m ruff format --check $(wildcard $(checked))
 	@$(host) -m mypy guest-image/vtpu_guest $(wildcard python/vtpu compiler/vtpu_compiler)
+
+coredump: ## Explain a core dump of the device, FILE=file [ELF="executable or folder"]
+	@$(host) -m vtpu_compiler coredump "$$FILE" $(if $(ELF),"$$ELF")
 
 clean: ## Remove all that was built and downloaded
 	@$(guest) clean

@@ -12,4 +12,10 @@ static inline bool vma_is_cow_mapping(const struct vm_area_struct *vma)
 }
 #endif
 
+#ifdef VTPU_HAVE_SHMEM_VM_FLAGS
+#define VTPU_SHMEM_NORESERVE VM_NORESERVE
+#else
+#define VTPU_SHMEM_NORESERVE mk_vma_flags(VMA_NORESERVE_BIT)
+#endif
+
 #endif

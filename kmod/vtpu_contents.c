@@ -12,6 +12,7 @@
 #include <linux/shmem_fs.h>
 #include <drm/drm_cache.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_pm.h"
@@ -91,7 +92,7 @@ int vtpu_bo_save(struct vtpu_bo *bo)
 	struct file *file;
 	int ret;
 
-	file = shmem_file_setup("vtpu", bo->shmem.base.size, VM_NORESERVE);
+	file = shmem_file_setup("vtpu", bo->shmem.base.size, VTPU_SHMEM_NORESERVE);
 	if (IS_ERR(file))
 		return PTR_ERR(file);
 	/* To refuse a buffer is better than to kill a process for it. */

@@ -8,12 +8,14 @@
 
 #include <linux/ascii85.h>
 #include <linux/devcoredump.h>
+#include <linux/pm_runtime.h>
 #include <linux/utsname.h>
 #include <linux/vmalloc.h>
 #include <drm/drm_managed.h>
 #include <drm/drm_print.h>
 
 #include "vtpu_coredump.h"
+#include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_regs.h"
 #include "vtpu_vm.h"
@@ -200,6 +202,7 @@ static void vtpu_coredump_work(struct work_struct *work)
 	}
 	vtpu_vm_put(dump->vm);
 	vtpu_queue_put(dump->queue);
+	vtpu_pm_put(vdev);
 	clear_bit_unlock(0, &dump->busy);
 }
 
@@ -216,6 +219,8 @@ void vtpu_coredump(struct vtpu_device *vdev, struct vtpu_queue *queue)
 	if (!queue || test_and_set_bit_lock(0, &dump->busy))
 		return;
 	hwq = queue->hwq;
+	/* Awake, and to stay so until its memory has been read. */
+	pm_runtime_get_noresume(vdev->drm.dev);
 	kref_get(&queue->ref);
 	kref_get(&queue->vm->ref);
 	dump->queue = queue;
@@ -238,6 +243,15 @@ void vtpu_coredump(struct vtpu_device *vdev, struct vtpu_queue *queue)
 void vtpu_coredump_flush(struct vtpu_device *vdev)
 {
 	flush_work(&vdev->coredump->work);
+}
+
+/* Before a mapping goes: whoever sees a job fail unmaps its program at once. */
+void vtpu_coredump_wait(struct vtpu_vm *vm)
+{
+	struct vtpu_coredump *dump = vm->vdev->coredump;
+
+	if (test_bit_acquire(0, &dump->busy) && READ_ONCE(dump->vm) == vm)
+		flush_work(&dump->work);
 }
 
 static void vtpu_coredump_fini(struct drm_device *drm, void *data)

@@ -52,6 +52,8 @@
 #include <vtpu_hw.h>
 #include <drm/vtpu_accel.h>
 
+#include "vtpu_inject.h"
+
 struct vtpu_coredump;
 struct vtpu_device;
 struct vtpu_hwq;
@@ -123,6 +125,8 @@ struct vtpu_device {
 
 	atomic64_t device_resets;
 	atomic64_t queue_resets;
+	atomic64_t busy_ns;		/* of queues that have lost their owners */
+	struct vtpu_injection inject[VTPU_NUM_INJECT];
 	atomic_t num_jobs;		/* not yet freed by the scheduler */
 
 	struct vtpu_coredump *coredump;	/* set once in probe */
@@ -137,6 +141,7 @@ struct vtpu_file {
 	struct mutex lock;		/* pairs a look-up with its consequence */
 	struct xarray vms;		/* vm_id -> struct vtpu_vm */
 	struct xarray queues;		/* queue_id -> struct vtpu_queue */
+	atomic64_t busy_ns;		/* of queues that are gone */
 };
 
 static inline struct vtpu_device *to_vtpu(struct drm_device *drm)

@@ -13,6 +13,7 @@
 #include <drm/drm_print.h>
 
 #include "vtpu_coredump.h"
+#include "vtpu_debugfs.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_job.h"
@@ -20,6 +21,7 @@
 #include "vtpu_pm.h"
 #include "vtpu_prime.h"
 #include "vtpu_queue.h"
+#include "vtpu_usage.h"
 #include "vtpu_user.h"
 #include "vtpu_userptr.h"
 #include "vtpu_userq.h"
@@ -157,6 +159,7 @@ static const struct file_operations vtpu_fops = {
 	.llseek = noop_llseek,
 	.mmap = vtpu_mmap,
 	.fop_flags = FOP_UNSIGNED_OFFSET,
+	.show_fdinfo = drm_show_fdinfo,
 };
 
 static const struct drm_driver vtpu_drm_driver = {
@@ -170,6 +173,7 @@ static const struct drm_driver vtpu_drm_driver = {
 	.ioctls = vtpu_ioctls,
 	.num_ioctls = ARRAY_SIZE(vtpu_ioctls),
 	.fops = &vtpu_fops,
+	.show_fdinfo = vtpu_show_fdinfo,
 	.name = "vtpu",
 	.desc = "Virtual TPU",
 	.major = 1,
@@ -335,6 +339,7 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	if (ret)
 		return ret;
 
+	vtpu_debugfs_init(vdev);
 	ret = vtpu_save_pci_state(vdev, pdev);
 	if (ret)
 		return ret;
@@ -500,6 +505,7 @@ static struct pci_driver vtpu_pci_driver = {
 	.remove = vtpu_remove,
 	.shutdown = vtpu_shutdown,
 	.sriov_configure = vtpu_sriov_configure,
+	.dev_groups = vtpu_sysfs_groups,
 	.driver.pm = pm_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };

@@ -226,6 +226,8 @@ static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 si
 {
 	int ret;
 
+	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
+		return -ENOSPC;
 	/* Again, because page tables are allocated without the lock. */
 	while ((ret = vtpu_hbm_place(vdev, node, size)) == -ENOSPC) {
 		ret = vtpu_evict_chosen(vdev, size, VTPU_IDLE);

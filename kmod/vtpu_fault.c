@@ -27,7 +27,7 @@ static void vtpu_queue_record_fault(struct vtpu_hwq *hwq, struct vtpu_queue *que
 	queue->fault_pc = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_FAULT_PC));
 	queue->fault_cookie = le32_to_cpu(vtpu_hwq_ring(hwq)[entry % VTPU_RING_ENTRIES].cookie);
 	trace_vtpu_fault(hwq->index, queue->fault_cause, queue->fault_access,
-			 queue->fault_addr, queue->fault_pc, queue->fault_cookie);
+			 queue->fault_addr, queue->fault_pc, entry, queue->fault_cookie);
 }
 
 /*
@@ -95,6 +95,8 @@ static irqreturn_t vtpu_irq_completion(int irq, void *data)
 	struct vtpu_vector *vector = data;
 	struct vtpu_device *vdev = vector->vdev;
 
+	if (vtpu_inject(vdev, VTPU_INJECT_IRQ))
+		return IRQ_HANDLED;
 	for (unsigned int i = vector->index - 1; i < vdev->num_queues; i += vdev->num_vectors - 1)
 		vtpu_hwq_complete(vdev->hwq[i]);
 	return IRQ_HANDLED;

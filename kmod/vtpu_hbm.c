@@ -82,6 +82,8 @@ int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node)
 {
 	int ret;
 
+	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
+		return -ENOSPC;
 	ret = vtpu_hbm_insert(vdev, node, VTPU_PAGE_BYTES, vdev->hbm_size, DRM_MM_INSERT_HIGH);
 	if (ret)
 		return ret;

@@ -88,6 +88,8 @@ int vtpu_hw_start(struct vtpu_device *vdev)
 	u32 status;
 	int ret;
 
+	if (vtpu_inject(vdev, VTPU_INJECT_RESET))
+		return -ETIMEDOUT;
 	if (to_pci_dev(vdev->drm.dev)->is_virtfn)
 		timeout += (vdev->hbm_size * CLEAR_TIMEOUT_US_PER_GIB) >> 30;
 	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_RESET);
@@ -118,6 +120,8 @@ int vtpu_hw_flush_tlb(struct vtpu_device *vdev, unsigned int context)
 {
 	u32 pending;
 
+	if (vtpu_inject(vdev, VTPU_INJECT_TLB))
+		return -ETIMEDOUT;
 	/* The changed entries leave the write-combining buffers first. */
 	wmb();
 	vtpu_write(vdev, VTPU_REG_TLB_INVALIDATE, context);

@@ -111,7 +111,8 @@ static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_que
 	if (ret)
 		goto err_queue;
 	ret = -ENOMEM;
-	job = kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL_ACCOUNT);
+	job = vtpu_inject(vdev, VTPU_INJECT_MEMORY) ? NULL :
+	      kzalloc(struct_size(job, entries, num_entries), GFP_KERNEL_ACCOUNT);
 	if (!job)
 		goto err_pm;
 	atomic_inc(&vdev->num_jobs);

@@ -22,6 +22,7 @@
 #include "vtpu_job.h"
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
+#include "vtpu_usage.h"
 
 /* Longer than the pauses of a server that answers: waking takes 10 ms and more. */
 #define AUTOSUSPEND_MS		2000
@@ -66,6 +67,7 @@ static int vtpu_runtime_suspend(struct device *dev)
 	struct vtpu_device *vdev = dev_get_drvdata(dev);
 
 	unmap_mapping_range(vdev->drm.anon_inode->i_mapping, 0, 0, 1);
+	vtpu_note_busy(vdev);
 	return 0;
 }
 

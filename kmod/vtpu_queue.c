@@ -9,6 +9,7 @@
 #include "vtpu_coredump.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_usage.h"
 #include "vtpu_user.h"
 #include "vtpu_userq.h"
 #include "vtpu_vm.h"
@@ -102,6 +103,7 @@ static int vtpu_hwq_start(struct vtpu_hwq *hwq)
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->tail = 0;
 	hwq->enabled = true;
+	vtpu_hwq_restart_busy(hwq);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	return 0;
 }
@@ -123,6 +125,7 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 
 	spin_lock_irqsave(&hwq->lock, flags);
 	hwq->enabled = false;
+	vtpu_hwq_note_busy(hwq);
 	if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
 		hwq->queue->status = status;
 	/* Of an idle queue, and so in the ordinary course, it is not counted. */
@@ -131,6 +134,8 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 	spin_unlock_irqrestore(&hwq->lock, flags);
 
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_RESET);
+	if (vtpu_inject(vdev, VTPU_INJECT_STOP))
+		return -ETIMEDOUT;
 	return readl_poll_timeout(vdev->regs + vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS), state,
 				  state == VTPU_QUEUE_STATE_DISABLED,
 				  STOP_POLL_US, STOP_TIMEOUT_US);
@@ -149,6 +154,8 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 
 		spin_lock_irqsave(&hwq->lock, flags);
 		hwq->enabled = false;
+		if (!vdev->wedged)
+			vtpu_hwq_note_busy(hwq);
 		if (!list_empty(&hwq->inflight) || vtpu_hwq_is_user(hwq))
 			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_LOST, error, error);
 		spin_unlock_irqrestore(&hwq->lock, flags);
@@ -275,6 +282,8 @@ static void vtpu_hwq_set_owner(struct vtpu_hwq *hwq, struct vtpu_queue *queue)
 	unsigned long flags;
 
 	spin_lock_irqsave(&hwq->lock, flags);
+	if (!queue)
+		vtpu_hwq_retire_busy(hwq);
 	hwq->queue = queue;
 	spin_unlock_irqrestore(&hwq->lock, flags);
 }
@@ -388,6 +397,7 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_file *vfile, struct vtpu
 	queue->pid = task_tgid_nr(current);
 	get_task_comm(queue->comm, current);
 	queue->fault_pc = U32_MAX;
+	queue->file = vfile;
 	queue->user = vfile->user;
 
 	ret = vtpu_user_charge(queue->user, VTPU_USER_QUEUES);

@@ -67,6 +67,7 @@ struct vtpu_queue {
 	struct kref ref;		/* the file, and each job */
 	struct vtpu_hwq *hwq;
 	struct vtpu_vm *vm;		/* held until vtpu_queue_kill() */
+	struct vtpu_file *file;		/* outlives its hold of the hwq */
 	struct vtpu_user *user;		/* charged for the hardware queue */
 	struct drm_sched_entity entity;
 	struct vtpu_userq *userq;	/* NULL unless its process fills the ring */
@@ -85,6 +86,10 @@ struct vtpu_queue {
 	u32 fault_pc;
 	u32 fault_cookie;
 	u64 completed;
+
+	/* The device's time, now: since it was enabled; hwq->lock */
+	u64 busy_before;
+	u64 busy_now;
 };
 
 /* Is the hardware lent to a queue whose process fills the ring? hwq->lock or reset_lock. */

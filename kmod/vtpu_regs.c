@@ -86,7 +86,7 @@ static_assert(ARRAY_SIZE(device_regs) == VTPU_NUM_DEVICE_REGS);
 static_assert(ARRAY_SIZE(queue_regs) == VTPU_NUM_QUEUE_REGS);
 
 /*
- * Whoever only looks neither wakes a sleeping device nor waits for one: EAGAIN,
+ * Whoever only looks neither wakes a sleeping device nor waits for one: ENODATA,
  * or ENODEV when it is gone.
  */
 int vtpu_peek_begin(struct vtpu_device *vdev, int *idx)
@@ -95,15 +95,16 @@ int vtpu_peek_begin(struct vtpu_device *vdev, int *idx)
 		return -ENODEV;
 	if (IS_ENABLED(CONFIG_PM) && pm_runtime_get_if_active(vdev->drm.dev) <= 0) {
 		drm_dev_exit(*idx);
-		return -EAGAIN;
+		return -ENODATA;
 	}
 	return 0;
 }
 
 void vtpu_peek_end(struct vtpu_device *vdev, int idx)
 {
+	/* To be looked at is no work: it does not put off its sleep. */
 	if (IS_ENABLED(CONFIG_PM))
-		pm_runtime_put_autosuspend(vdev->drm.dev);
+		__pm_runtime_put_autosuspend(vdev->drm.dev);
 	drm_dev_exit(idx);
 }
 

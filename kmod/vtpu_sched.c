@@ -181,7 +181,10 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 	list_add_tail(&fence->link, &hwq->inflight);
 	dma_fence_get(&fence->base);
 	job->fence = NULL;
-	trace_vtpu_job_run(hwq->index, fence->base.seqno, hwq->tail);
+	trace_vtpu_job_run(hwq->index, sched_job->s_fence->finished.context,
+			   sched_job->s_fence->finished.seqno, fence->base.seqno,
+			   hwq->tail - job->num_entries, hwq->tail,
+			   le32_to_cpu(job->entries[0].cookie));
 
 	/* writel() orders the ring before it. */
 	writel(hwq->tail, vdev->doorbells + hwq->index * VTPU_PAGE_BYTES);

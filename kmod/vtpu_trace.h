@@ -29,21 +29,36 @@ TRACE_EVENT(vtpu_job_submit,
 		  __entry->context, __entry->seqno, __entry->cmds, __entry->cookie)
 );
 
-/* seq is the value that the device writes to the queue's fence word. */
+/*
+ * Here the three countings meet: the fence of before; seq, which the device
+ * writes to the queue's fence word; and the ring's entries from first up to
+ * tail, as the device counts them and as its own trace events have them.
+ */
 TRACE_EVENT(vtpu_job_run,
-	TP_PROTO(unsigned int queue, u64 seq, u32 tail),
-	TP_ARGS(queue, seq, tail),
+	TP_PROTO(unsigned int queue, u64 context, u64 seqno, u64 seq, u32 first, u32 tail,
+		 u32 cookie),
+	TP_ARGS(queue, context, seqno, seq, first, tail, cookie),
 	TP_STRUCT__entry(
 		__field(unsigned int, queue)
+		__field(u64, context)
+		__field(u64, seqno)
 		__field(u64, seq)
+		__field(u32, first)
 		__field(u32, tail)
+		__field(u32, cookie)
 	),
 	TP_fast_assign(
 		__entry->queue = queue;
+		__entry->context = context;
+		__entry->seqno = seqno;
 		__entry->seq = seq;
+		__entry->first = first;
 		__entry->tail = tail;
+		__entry->cookie = cookie;
 	),
-	TP_printk("queue=%u seq=%llu tail=%u", __entry->queue, __entry->seq, __entry->tail)
+	TP_printk("queue=%u fence=%llu:%llu seq=%llu first=%u tail=%u cookie=%#x", __entry->queue,
+		  __entry->context, __entry->seqno, __entry->seq, __entry->first,
+		  __entry->tail, __entry->cookie)
 );
 
 TRACE_EVENT(vtpu_job_done,
@@ -62,15 +77,18 @@ TRACE_EVENT(vtpu_job_done,
 	TP_printk("queue=%u seq=%llu error=%d", __entry->queue, __entry->seq, __entry->error)
 );
 
+/* first counts as above: the entry to blame. */
 TRACE_EVENT(vtpu_fault,
-	TP_PROTO(unsigned int queue, u32 cause, u32 access, u64 addr, u32 pc, u32 cookie),
-	TP_ARGS(queue, cause, access, addr, pc, cookie),
+	TP_PROTO(unsigned int queue, u32 cause, u32 access, u64 addr, u32 pc, u32 first,
+		 u32 cookie),
+	TP_ARGS(queue, cause, access, addr, pc, first, cookie),
 	TP_STRUCT__entry(
 		__field(unsigned int, queue)
 		__field(u32, cause)
 		__field(u32, access)
 		__field(u64, addr)
 		__field(u32, pc)
+		__field(u32, first)
 		__field(u32, cookie)
 	),
 	TP_fast_assign(
@@ -79,11 +97,12 @@ TRACE_EVENT(vtpu_fault,
 		__entry->access = access;
 		__entry->addr = addr;
 		__entry->pc = pc;
+		__entry->first = first;
 		__entry->cookie = cookie;
 	),
-	TP_printk("queue=%u cause=%u access=%u addr=%#llx pc=%#x cookie=%#x", __entry->queue,
-		  __entry->cause, __entry->access, __entry->addr, __entry->pc,
-		  __entry->cookie)
+	TP_printk("queue=%u cause=%u access=%u addr=%#llx pc=%#x first=%u cookie=%#x",
+		  __entry->queue, __entry->cause, __entry->access, __entry->addr, __entry->pc,
+		  __entry->first, __entry->cookie)
 );
 
 #endif

@@ -5,6 +5,7 @@
 #include <linux/scatterlist.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_coredump.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
@@ -345,6 +346,7 @@ int vtpu_vm_bind_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 		break;
 	case DRM_VTPU_VM_BIND_UNMAP:
 		ret = -EINVAL;
+		vtpu_coredump_wait(vm);
 		if (!args->handle && !args->flags && !args->bo_offset)
 			ret = vtpu_vm_unmap(vm, args->va, args->size);
 		break;
@@ -424,6 +426,8 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 	if (!vm)
 		return ERR_PTR(-ENOMEM);
 	vm->vdev = vdev;
+	vm->pid = task_tgid_nr(current);
+	get_task_comm(vm->comm, current);
 	vm->user = user;
 	ret = vtpu_user_charge(user, VTPU_USER_CONTEXTS);
 	if (ret)
@@ -435,18 +439,20 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 		ret = PTR_ERR(vm->root);
 		goto err_user;
 	}
-	ret = vtpu_vm_take_context(vm);
-	if (ret)
-		goto err_root;
-
 	kref_init(&vm->ref);
 	mutex_init(&vm->lock);
 	INIT_LIST_HEAD(&vm->evicted);
 	dma_resv_init(&vm->resv);
 	drm_mm_init(&vm->mm, VTPU_VA_START, VTPU_VA_END - VTPU_VA_START);
-	return vm;
 
-err_root:
+	/* From here on it can be seen. */
+	ret = vtpu_vm_take_context(vm);
+	if (!ret)
+		return vm;
+
+	drm_mm_takedown(&vm->mm);
+	dma_resv_fini(&vm->resv);
+	mutex_destroy(&vm->lock);
 	vtpu_pt_free(vdev, vm->root);
 err_user:
 	vtpu_user_uncharge(user, VTPU_USER_CONTEXTS);
@@ -474,6 +480,10 @@ static void vtpu_vm_release(struct kref *ref)
 		mutex_unlock(&vdev->reset_lock);
 		vtpu_vm_flush(vm);
 		vtpu_dev_exit(vdev, idx);
+	} else {
+		mutex_lock(&vdev->reset_lock);
+		vdev->contexts[vm->context] = NULL;
+		mutex_unlock(&vdev->reset_lock);
 	}
 	up_read(&vdev->bar_sem);
 

@@ -5,6 +5,7 @@
 #include <linux/dma-resv.h>
 #include <linux/kref.h>
 #include <linux/mutex.h>
+#include <linux/sched.h>
 #include <linux/sizes.h>
 #include <drm/drm_mm.h>
 
@@ -49,6 +50,8 @@ struct vtpu_vm {
 	struct vtpu_user *user;		/* charged for the context */
 	unsigned int context;		/* hardware slot */
 	unsigned int num_queues;	/* vtpu_file.lock */
+	pid_t pid;			/* who created it */
+	char comm[TASK_COMM_LEN];
 	bool lost;			/* its tables are gone; reset_lock */
 
 	/*

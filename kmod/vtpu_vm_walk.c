@@ -9,6 +9,7 @@
 
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_regs.h"
 #include "vtpu_vm.h"
 #include "vtpu_vm_walk.h"
 
@@ -58,7 +59,7 @@ static struct vtpu_mapping *vtpu_walk_mapping(struct vtpu_vm *vm, u64 va)
 static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 {
 	struct vtpu_device *vdev = vm->vdev;
-	int ret = -EAGAIN;
+	int ret = -EBUSY;
 
 	/* Who writes it resets the function: nothing that one waits for to look. */
 	if (!down_read_trylock(&vdev->bar_sem))
@@ -66,9 +67,9 @@ static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 	ret = mutex_lock_interruptible(&vm->lock);
 	if (ret)
 		goto up;
-	if (vtpu_dev_enter(vdev, idx))
+	ret = vtpu_peek_begin(vdev, idx);
+	if (!ret)
 		return 0;
-	ret = -ENODEV;
 	mutex_unlock(&vm->lock);
 up:
 	up_read(&vdev->bar_sem);
@@ -77,7 +78,7 @@ up:
 
 static void vtpu_walk_unlock(struct vtpu_vm *vm, int idx)
 {
-	vtpu_dev_exit(vm->vdev, idx);
+	vtpu_peek_end(vm->vdev, idx);
 	mutex_unlock(&vm->lock);
 	up_read(&vm->vdev->bar_sem);
 }

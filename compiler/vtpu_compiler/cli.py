@@ -1,15 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The commands `compile` and `objdump`; `python -m vtpu_compiler` has them too."""
+"""The commands `compile`, `objdump` and `coredump`; `python -m vtpu_compiler` has them too."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from .compile import STAGES, Options, compile_graph
+from .coredump import CoredumpError, read_coredump, report
 from .ir import CompileError
 from .objdump import objdump
 from .parser import parse_graph
@@ -17,7 +19,7 @@ from .reader import ExecutableError, read_elf
 
 
 def add_commands(commands: Any) -> None:
-    """Adds both commands to what ArgumentParser.add_subparsers() gave.
+    """Adds the commands to what ArgumentParser.add_subparsers() gave.
 
     Each sets `run`, a function from the parsed arguments to an exit status.
     """
@@ -25,6 +27,18 @@ def add_commands(commands: Any) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--section", metavar="NAME", help="print a text section instead")
     parser.set_defaults(run=_objdump)
+
+    parser = commands.add_parser("coredump", help="explain a core dump of the device")
+    parser.add_argument("file", type=Path, help="/sys/class/devcoredump/devcd*/data, or a copy")
+    parser.add_argument(
+        "executables",
+        type=Path,
+        nargs="*",
+        help="executables or folders of them, among which to look for the program; "
+        "default: the environment's VTPU_AOT_DIR",
+    )
+    parser.add_argument("--around", type=int, default=8, help="instructions to show (%(default)s)")
+    parser.set_defaults(run=_coredump)
 
     parser = commands.add_parser("compile", help="compile a graph in text form")
     parser.add_argument("file", type=Path, help="a graph, or - for standard input")
@@ -52,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         status = parsed.run(parsed)
-    except (CompileError, ExecutableError) as error:
+    except (CompileError, CoredumpError, ExecutableError) as error:
         print(f"{parsed.file}: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -122,4 +136,13 @@ def _objdump(arguments: argparse.Namespace) -> int:
             f"there is no section {arguments.section}, but {', '.join(filter(None, sections))}"
         )
     print(sections[arguments.section].decode(errors="replace"), end="")
+    return 0
+
+
+def _coredump(arguments: argparse.Namespace) -> int:
+    dump = read_coredump(arguments.file.read_text(errors="replace"))
+    places = arguments.executables or [
+        Path(place) for place in [os.environ.get("VTPU_AOT_DIR")] if place
+    ]
+    print(report(dump, places, arguments.around), end="")
     return 0

@@ -107,11 +107,11 @@ def format_code(code: Code, symbols: Symbols | None = None) -> str:
     lines = [f"{code.name}:"]
     for index, line in enumerate(code.lines):
         text = format_instr(line.instr, symbols)
-        lines.append(_line(index, text, line.source, line.loc))
+        lines.append(format_line(index, text, line.source, line.loc))
     return "\n".join(lines) + "\n"
 
 
-def _line(index: int, text: str, source: str, loc: Location) -> str:
+def format_line(index: int, text: str, source: str, loc: Location) -> str:
     place = " ".join(
         filter(None, (source, loc.module, f"{loc.file}:{loc.line}" if loc.file else ""))
     )
@@ -130,7 +130,7 @@ def objdump(data: bytes) -> str:
         source, module = elf.origin(pc)
         file, line = sources[index] if index < len(sources) else ("", 0)
         loc = Location(file if line else "", line, module)
-        lines.append(_line(index, format_instr(instr, symbols), source, loc))
+        lines.append(format_line(index, format_instr(instr, symbols), source, loc))
     return "\n".join(lines) + "\n"
 
 

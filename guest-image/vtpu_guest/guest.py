@@ -143,6 +143,10 @@ class Guest(Link):
         """What the kernel and init printed so far."""
         return (self._need_folder() / "console.log").read_text(errors="replace")
 
+    def host_log(self) -> Path:
+        """What QEMU says, trace events that are switched on among it."""
+        return self._need_folder() / "qemu.log"
+
     def output(self) -> str:
         """What the started command printed so far."""
         return (self._need_folder() / "guest.log").read_text(errors="replace")

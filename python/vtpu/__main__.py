@@ -15,6 +15,7 @@ _COMMANDS = {
     "generate": ("continue a prompt, without a server", "vtpu.llm", []),
     "compile": ("compile a GGUF model ahead of time", "vtpu.aot", []),
     "objdump": ("disassemble an executable", "vtpu_compiler.cli", ["objdump"]),
+    "coredump": ("explain a core dump of the device", "vtpu_compiler.cli", ["coredump"]),
 }
 
 
