@@ -75,7 +75,7 @@ test-device: ## Run the tests of the hardware, on its own and in QEMU
 fuzz-device: ## Look for inputs that break the hardware, for SECONDS (60), or run one again [REPLAY=file]
 	@$(guest) fuzz --seconds="$$SECONDS" --replay="$$REPLAY"
 
-fuzz-driver: ## Look for calls that break the driver, for SECONDS (60), on the debug kernel [KERNEL=name] [REPLAY=file]
+fuzz-driver: ## Look for calls that break the driver, for SECONDS (60), or make some again [KERNEL=name] [REPLAY=file]
 	@$(guest) fuzz-driver --seconds="$$SECONDS" --replay="$$REPLAY"
 
 bench: ## Measure against llama.cpp; JSON on stdout

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """A bounded part of `make fuzz-driver`: the corpus and new inputs break nothing.
 
-On a kernel without kcov (KERNEL=debug has it) the inputs are random ones.
+On a kernel without kcov, such as Debian's, the inputs are random ones.
 """
 
 from __future__ import annotations
