@@ -14,6 +14,7 @@
 #include <drm/drm_managed.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_coredump.h"
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
@@ -233,7 +234,7 @@ void vtpu_coredump(struct vtpu_device *vdev, struct vtpu_queue *queue)
 	dump->fence = le64_to_cpu(READ_ONCE(*vtpu_hwq_fence_word(hwq)));
 	dump->seq = hwq->seq;
 	memcpy(dump->ring, vtpu_hwq_ring(hwq), sizeof(dump->ring));
-	queue_work(system_unbound_wq, &dump->work);
+	queue_work(system_dfl_wq, &dump->work);
 }
 
 /*

@@ -12,6 +12,7 @@
 #include <drm/drm_managed.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_coredump.h"
 #include "vtpu_debugfs.h"
 #include "vtpu_device.h"
@@ -236,7 +237,8 @@ static int vtpu_wq_init(struct vtpu_device *vdev)
 	 * Per CPU and urgent: on the way of every job, where waking another
 	 * CPU would cost more than the work.
 	 */
-	vdev->submit_wq = alloc_workqueue("vtpu-submit", WQ_HIGHPRI | WQ_MEM_RECLAIM, 0);
+	vdev->submit_wq = alloc_workqueue("vtpu-submit",
+					  WQ_HIGHPRI | WQ_MEM_RECLAIM | WQ_PERCPU, 0);
 	if (!vdev->submit_wq)
 		return -ENOMEM;
 	ret = drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->submit_wq);

@@ -79,10 +79,12 @@ void vtpu_gem_unmap_dma(struct vtpu_device *vdev)
 {
 	struct vtpu_bo *bo, *next;
 
+	mutex_lock(&vdev->drm.object_name_lock);
 	mutex_lock(&vdev->dma_lock);
 	list_for_each_entry_safe(bo, next, &vdev->dma_bos, dma_link)
 		vtpu_bo_unmap_dma(bo);
 	mutex_unlock(&vdev->dma_lock);
+	mutex_unlock(&vdev->drm.object_name_lock);
 }
 
 /* Can the device reach all of it, page by page and itself? */

@@ -7,6 +7,7 @@
 #include <drm/drm_gem_shmem_helper.h>
 #include <drm/drm_mm.h>
 
+struct dma_buf;
 struct dma_fence;
 struct mem_cgroup;
 struct vtpu_device;
@@ -24,6 +25,7 @@ struct vtpu_bo {
 	bool read_only;			/* not to be written by the device; fixed, too */
 	struct vtpu_userptr *userptr;	/* NULL in others; once mapped: dma_lock */
 	struct list_head dma_link;	/* vdev->dma_bos while sgt is mapped; dma_lock */
+	struct dma_buf *detached;	/* an import's, once import_attach is gone; dma_lock */
 	struct page *unplugged;		/* what mappings show once the device is gone; lock */
 	struct mutex lock;
 	struct list_head mappings;	/* of struct vtpu_mapping; lock */

@@ -82,8 +82,14 @@ static void vtpu_import_free(struct drm_gem_object *obj)
 {
 	struct vtpu_bo *bo = to_vtpu_bo(obj);
 
+	struct dma_buf *dma_buf;
+
 	vtpu_bo_fini(bo);
+	dma_buf = bo->detached;
 	drm_gem_shmem_free(&bo->shmem);
+	/* Only now: its reservations were the buffer's. */
+	if (dma_buf)
+		dma_buf_put(dma_buf);
 }
 
 /* No mmap: its pages are the exporter's to map, by the dma-buf's own descriptor. */
@@ -130,9 +136,18 @@ struct drm_gem_object *vtpu_gem_prime_import(struct drm_device *drm, struct dma_
 	return obj;
 }
 
+/*
+ * Exporters may keep the mapping until the attachment goes, as udmabuf does, so
+ * it goes. Who exports the buffer again looks for it under object_name_lock,
+ * which is held here while handles may be left.
+ */
 void vtpu_import_unmap_dma(struct vtpu_bo *bo)
 {
-	dma_buf_unmap_attachment_unlocked(bo->shmem.base.import_attach, bo->shmem.sgt,
-					  DMA_BIDIRECTIONAL);
+	struct dma_buf_attachment *attach = bo->shmem.base.import_attach;
+
+	dma_buf_unmap_attachment_unlocked(attach, bo->shmem.sgt, DMA_BIDIRECTIONAL);
 	bo->shmem.sgt = NULL;
+	bo->detached = attach->dmabuf;
+	bo->shmem.base.import_attach = NULL;
+	dma_buf_detach(bo->detached, attach);
 }

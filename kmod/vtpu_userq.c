@@ -13,6 +13,7 @@
 #include <drm/drm_utils.h>
 #include <drm/drm_vma_manager.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_pm.h"
@@ -258,7 +259,7 @@ static int vtpu_userq_mmap(struct vtpu_device *vdev, struct vtpu_file *owner,
 	queue = vtpu_userq_find(vdev, owner, offset);
 	if (!queue)
 		return -EINVAL;
-	if (is_cow_mapping(vma->vm_flags) || (vma->vm_flags & VM_EXEC))
+	if (vma_is_cow_mapping(vma) || (vma->vm_flags & VM_EXEC))
 		goto put;
 	switch (offset % MMAP_STRIDE) {
 	case MMAP_RING:
