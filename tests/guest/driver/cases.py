@@ -1020,9 +1020,8 @@ def unbind_under_load() -> None:
         dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])
 
 
-@case
-def unbind_and_bind_amid_a_storm() -> None:
-    """Files open and close, map and submit, while the device goes and comes."""
+def rebinding_amid(use: Callable[[], None], threads: int, times: int) -> None:
+    """Threads use the device again and again, while it goes and comes so many times."""
     name = pci_device()
     stop = threading.Event()
     problems: list[str] = []
@@ -1031,32 +1030,42 @@ def unbind_and_bind_amid_a_storm() -> None:
     def user() -> None:
         while not stop.is_set():
             try:
-                with Setup() as dev:
-                    dev.hbm_map[0] = 1
-                    for _ in range(5):
-                        dev.finish(dev.queue_id, [raw.fill(dev.hbm_va, 8, 1)])
+                use()
             except OSError as error:
                 if error.errno not in gone:
                     problems.append(traceback.format_exc())
             except BaseException:
                 problems.append(traceback.format_exc())
 
-    threads = [threading.Thread(target=user) for _ in range(4)]
-    for thread in threads:
+    users = [threading.Thread(target=user) for _ in range(threads)]
+    for thread in users:
         thread.start()
-    for _ in range(8):
+    for _ in range(times):
         time.sleep(0.15)
         Path(DRIVER, "unbind").write_text(name)
         time.sleep(0.05)
         Path(DRIVER, "bind").write_text(name)
     stop.set()
-    for thread in threads:
+    for thread in users:
         thread.join()
     until(module_is_idle, 5, "nothing holds the module")
     # Once more with every file closed, so that the node has its first number.
     Path(DRIVER, "unbind").write_text(name)
     Path(DRIVER, "bind").write_text(name)
     assert not problems, problems[0]
+
+
+@case
+def unbind_and_bind_amid_a_storm() -> None:
+    """Files open and close, map and submit, while the device goes and comes."""
+
+    def use() -> None:
+        with Setup() as dev:
+            dev.hbm_map[0] = 1
+            for _ in range(5):
+                dev.finish(dev.queue_id, [raw.fill(dev.hbm_va, 8, 1)])
+
+    rebinding_amid(use, threads=4, times=8)
     with Setup() as dev:
         dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])
 

@@ -14,13 +14,12 @@ import struct
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
 import vtpu_raw as raw
-from cases import DRIVER, VA, Setup, collector, main, module_is_idle, pci_device, until
+from cases import DRIVER, VA, Setup, collector, main, pci_device, rebinding_amid
 from userptr_cases import Memory, pinned
 from vtpu_raw import HBM, HUGE, PAGE, READ, SYNC_SIGNAL, Device, raises
 
@@ -270,48 +269,23 @@ def imports_and_closes_amid_jobs() -> None:
 @case
 def memory_of_all_kinds_amid_unbinds() -> None:
     """Made, bound, used, exported and closed by threads, while the device goes and comes."""
-    name = pci_device()
-    stop = threading.Event()
-    problems: list[str] = []
-    gone = {errno.ENODEV, errno.ENOENT, errno.EIO, errno.ENXIO}
 
-    def user() -> None:
+    def use() -> None:
         area = Memory(8 * PAGE)
-        while not stop.is_set():
-            try:
-                with Setup() as dev, ExitStack() as open_files:
-                    fd, _ = udmabuf([(0, 8 * PAGE)], 8 * PAGE)
-                    open_files.callback(os.close, fd)
-                    for handle in (dev.userptr(area.addr, area.size), import_(dev, fd)):
-                        dev.bind(dev.vm_id, handle, AREA, 8 * PAGE)
-                        dev.finish(dev.queue_id, [raw.fill(AREA, 8 * PAGE, 1)])
-                        dev.unbind(dev.vm_id, AREA, 8 * PAGE)
-                    for handle in (dev.host, dev.hbm):
-                        shared = export(dev, handle)
-                        open_files.callback(os.close, shared)
-                        with mmap.mmap(shared, PAGE) as view:
-                            view[0] = 1
-            except OSError as error:
-                if error.errno not in gone:
-                    problems.append(traceback.format_exc())
-            except BaseException:
-                problems.append(traceback.format_exc())
+        with Setup() as dev, ExitStack() as open_files:
+            fd, _ = udmabuf([(0, 8 * PAGE)], 8 * PAGE)
+            open_files.callback(os.close, fd)
+            for handle in (dev.userptr(area.addr, area.size), import_(dev, fd)):
+                dev.bind(dev.vm_id, handle, AREA, 8 * PAGE)
+                dev.finish(dev.queue_id, [raw.fill(AREA, 8 * PAGE, 1)])
+                dev.unbind(dev.vm_id, AREA, 8 * PAGE)
+            for handle in (dev.host, dev.hbm):
+                shared = export(dev, handle)
+                open_files.callback(os.close, shared)
+                with mmap.mmap(shared, PAGE) as view:
+                    view[0] = 1
 
-    threads = [threading.Thread(target=user) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for _ in range(6):
-        time.sleep(0.2)
-        Path(DRIVER, "unbind").write_text(name)
-        Path(DRIVER, "bind").write_text(name)
-    stop.set()
-    for thread in threads:
-        thread.join()
-    until(module_is_idle, 5, "nothing holds the module")
-    # Once more with every file closed, so that the node has its first number.
-    Path(DRIVER, "unbind").write_text(name)
-    Path(DRIVER, "bind").write_text(name)
-    assert not problems, problems[0]
+    rebinding_amid(use, threads=3, times=6)
     assert pinned() == 0
 
 

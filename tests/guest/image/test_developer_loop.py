@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from vtpu_compiler import hw
 from vtpu_guest import Attached, Guest, GuestError, debug, kernels, roots
 from vtpu_guest.cache import build_lock
 from vtpu_guest.driver import EXAMPLE, SOURCE, compile_driver, exchange
@@ -133,7 +134,7 @@ def test_gdb_stops_the_kernel_in_the_driver(
     assert debug.debug(folder, "kernel", ";".join(commands), timeout=300) == 0
     said = capfd.readouterr().out
     assert "Breakpoint 1, vtpu_dev_query_ioctl" in said
-    assert "$1 = 32" in said
+    assert f"$1 = {hw.NUM_QUEUES}\n" in said
     assert "struct drm_vtpu_dev_query *args = data;" in said  # the source of the checkout
     # The kernel's own names, up to where the process came in, through another module.
     stack = re.findall(r"^#\d+ +(?:0x\w+ in )?(\w+)", said, re.MULTILINE)
