@@ -60,6 +60,9 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
     VTPU_STREAM(s, core->sched.slice_us);
     VTPU_STREAM(s, time);
     VTPU_STREAM(s, core->ctx_root);
+    if (version >= 3) {
+        vtpu_stream_bool(s, &core->engine_resetting);
+    }
     if (!s->loading) {
         return;
     }
@@ -93,8 +96,9 @@ static void visit_counters(VtpuCore *core, VtpuStream *s, uint32_t version)
 
 static void visit_injections(VtpuCore *core, VtpuStream *s, uint32_t version)
 {
-    (void)version;
-    for (unsigned i = 0; i < VTPU_NUM_INJECTIONS; i++) {
+    unsigned known = version < 2 ? VTPU_INJECT_STUCK : VTPU_NUM_INJECTIONS;
+
+    for (unsigned i = 0; i < known; i++) {
         uint64_t value = core->inject[i];
         VTPU_STREAM(s, value);
         if (s->loading && !s->error) {
@@ -325,9 +329,9 @@ static const struct {
     uint32_t id, version;
     VtpuStatePart *visit;
 } parts[] = {
-    { 0x49564544, 2, visit_device },     /* DEVI */
+    { 0x49564544, 3, visit_device },     /* DEVI */
     { 0x53544154, 1, visit_counters },   /* TATS */
-    { 0x53544c46, 1, visit_injections }, /* FLTS */
+    { 0x53544c46, 2, visit_injections }, /* FLTS */
     { 0x55455551, 2, visit_queues },     /* QUEU */
     { 0x4d454d56, 2, visit_vmem },       /* VMEM */
     { 0x4d4d4f43, 1, visit_commands },   /* COMM */
