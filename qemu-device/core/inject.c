@@ -20,6 +20,8 @@ const char *vtpu_core_injection_values(VtpuInjection what)
         return "0 to 32";
     case VTPU_INJECT_HBM_SLOW:
         return "1 to 1048576";
+    case VTPU_INJECT_STUCK:
+        return "0 to 2";
     case VTPU_INJECT_TEMPERATURE:
         return "0 to 1000000, or 4294967295 for the model's";
     default:
@@ -44,6 +46,8 @@ static bool legal(VtpuInjection what, uint64_t value)
         return value < VTPU_NUM_MSIX;
     case VTPU_INJECT_HBM_SLOW:
         return value >= 1 && value <= SLOWEST;
+    case VTPU_INJECT_STUCK:
+        return value <= 2;
     case VTPU_INJECT_TEMPERATURE:
         return value <= 1000000 || value == VTPU_TEMPERATURE_NONE;
     default:
@@ -88,6 +92,7 @@ void vtpu_inject_reset(VtpuCore *core)
 {
     set(core, VTPU_INJECT_HANG, 0);
     set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
+    set(core, VTPU_INJECT_STUCK, 0);
 }
 
 bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value)
@@ -111,6 +116,9 @@ bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value)
         core->irqs |= 1ull << value;
     } else if (what == VTPU_INJECT_DEAD && value) {
         vtpu_core_start_reset(core); /* what it was doing is lost */
+    } else if (what == VTPU_INJECT_STUCK && !value && core->stuck) {
+        core->stuck = false;
+        atomic_store(&core->stop, 1);
     }
     /* The command thread may be in a pause, or before a reset that was stuck. */
     atomic_store(&core->attention, 1);
@@ -220,6 +228,23 @@ static bool pause_here(VtpuExec *x, uint64_t until)
         }
         pthread_mutex_unlock(&core->lock);
     }
+}
+
+bool vtpu_inject_stuck(VtpuCore *core)
+{
+    core->stuck = vtpu_injecting(core, VTPU_INJECT_STUCK);
+    return core->stuck;
+}
+
+bool vtpu_inject_engines_stuck(const VtpuCore *core)
+{
+    return core->inject[VTPU_INJECT_STUCK] > 1;
+}
+
+void vtpu_inject_unstick(VtpuCore *core)
+{
+    core->stuck = false;
+    set(core, VTPU_INJECT_STUCK, 0);
 }
 
 void vtpu_inject_hang(VtpuExec *x)

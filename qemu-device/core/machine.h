@@ -312,6 +312,8 @@ struct VtpuCore {
     bool busy; /* the command thread is at work with the lock dropped */
     bool lent; /* or a caller is in its place, while it sleeps; then it stays out */
     bool exiting, park, parked, asleep, resetting, enabled;
+    bool engine_resetting;
+    bool stuck; /* by injection: the running program ignores the reset of its queue */
     bool clear; /* HBM, before the reset ends */
     bool restartable; /* a long instruction is in progress */
     int running; /* queue of the running command, -1 none */
@@ -364,12 +366,15 @@ void vtpu_core_kick(VtpuCore *core);
 /* Sleeps until somebody asks for attention. [command] */
 void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+void vtpu_core_start_engine_reset(VtpuCore *core);   /* lock held */
 /* clear.c; lock held, in a reset: true once HBM is zero, if that was asked for. [command] */
 bool vtpu_clear_if_asked(VtpuCore *core);
 /* Lock held; the command thread, or anyone while it is idle or parked. */
 void vtpu_core_finish_reset(VtpuCore *core);
 /* Whether the command in hand is to be set aside, for the machine to be parked. [command] */
 bool vtpu_core_parking(VtpuCore *core);
+/* Whether it stands still although its queue is reset: by injection. [command] */
+bool vtpu_core_stuck(VtpuCore *core);
 bool vtpu_core_is_parked(const VtpuCore *core);      /* lock held */
 /* The machine's own clock: it stands still while the machine is parked. Lock held. */
 uint64_t vtpu_core_clock(const VtpuCore *core);
@@ -400,6 +405,11 @@ bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fa
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
 /* lock held; false: not a value of that fault */
 bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value);
+/* A queue reset has met a running program: whether that stays; lock held. */
+bool vtpu_inject_stuck(VtpuCore *core);
+/* Whether an engine reset stays unfinished; lock held. */
+bool vtpu_inject_engines_stuck(const VtpuCore *core);
+void vtpu_inject_unstick(VtpuCore *core); /* an engine reset has ended; lock held */
 /* These two set x->hung. */
 void vtpu_inject_hang(VtpuExec *x);
 void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
@@ -453,6 +463,8 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
  */
 void vtpu_queue_serve_short(VtpuCore *core, unsigned q);
 void vtpu_queue_clear_all(VtpuCore *core);
+/* Ends what is set aside; for the running command, see vtpu_core_start_engine_reset(). */
+void vtpu_queue_abandon_all(VtpuCore *core); /* lock held */
 bool vtpu_queue_in_progress(const VtpuQueue *queue); /* at rest, but its command has begun */
 bool vtpu_queue_is_legal(const VtpuQueue *queue); /* at rest, whatever it was loaded from */
 /* Another chip did something that programs may wait for; lock held. */

@@ -60,6 +60,9 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
     VTPU_STREAM(s, core->sched.slice_us);
     VTPU_STREAM(s, time);
     VTPU_STREAM(s, core->ctx_root);
+    if (version >= 3) {
+        vtpu_stream_bool(s, &core->engine_resetting);
+    }
     if (!s->loading) {
         return;
     }
@@ -110,8 +113,11 @@ static void visit_counters(VtpuCore *core, VtpuStream *s, uint32_t version)
 
 static void visit_injections(VtpuCore *core, VtpuStream *s, uint32_t version)
 {
-    /* Version 1 ends before the temperature. */
-    for (unsigned i = 0; i < (version < 2 ? VTPU_INJECT_TEMPERATURE : VTPU_NUM_INJECTIONS); i++) {
+    unsigned known = version < 2   ? VTPU_INJECT_STUCK
+                     : version < 3 ? VTPU_INJECT_TEMPERATURE
+                                   : VTPU_NUM_INJECTIONS;
+
+    for (unsigned i = 0; i < known; i++) {
         uint64_t value = core->inject[i];
         VTPU_STREAM(s, value);
         if (s->loading && !s->error) {
@@ -342,9 +348,9 @@ static const struct {
     uint32_t id, version;
     VtpuStatePart *visit;
 } parts[] = {
-    { 0x49564544, 2, visit_device },     /* DEVI */
+    { 0x49564544, 3, visit_device },     /* DEVI */
     { 0x53544154, 2, visit_counters },   /* TATS */
-    { 0x53544c46, 2, visit_injections }, /* FLTS */
+    { 0x53544c46, 3, visit_injections }, /* FLTS */
     { 0x55455551, 2, visit_queues },     /* QUEU */
     { 0x4d454d56, 2, visit_vmem },       /* VMEM */
     { 0x4d4d4f43, 1, visit_commands },   /* COMM */

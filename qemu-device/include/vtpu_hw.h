@@ -57,7 +57,8 @@
 #define VTPU_REG_ISA_VERSION                     0x0008
 #define VTPU_REG_CAPS                            0x000c
 #define VTPU_CAPS_TIMING                         0x10u
-#define VTPU_CAPS_SENSORS                        0x20u
+#define VTPU_CAPS_ENGINE_RESET                   0x20u
+#define VTPU_CAPS_SENSORS                        0x40u
 #define VTPU_REG_HBM_SIZE                        0x0010
 #define VTPU_REG_VMEM_SIZE                       0x0018
 #define VTPU_REG_NUM_QUEUES                      0x001c
@@ -67,6 +68,7 @@
 #define VTPU_REG_CTRL                            0x0040
 #define VTPU_CTRL_ENABLE                         0x1u
 #define VTPU_CTRL_RESET                          0x2u
+#define VTPU_CTRL_ENGINE_RESET                   0x4u
 #define VTPU_REG_STATUS                          0x0044
 #define VTPU_STATUS_READY                        0x1u
 #define VTPU_STATUS_RESETTING                    0x2u

@@ -29,6 +29,7 @@ def test_nothing_is_injected_at_first(machine: Machine) -> None:
         ("HBM_SLOW", 0),
         ("HBM_SLOW", (1 << 20) + 1),
         ("DEAD", 2),
+        ("STUCK", 3),
         ("TEMPERATURE", 1_000_001),
     ],
 )

@@ -481,7 +481,7 @@ NOT_STATE = {
         "chip own_chip share function timer timer_thread timing_trace timing_trace_end "
         "attention stop busy lent serve_short exiting park parked running context_changed "
         "time_base parked_ns still_ns inject_armed tlb program program_clock buffer "
-        "dirty_start dirty_end undo restartable link check_races",
+        "dirty_start dirty_end undo restartable link check_races stuck",
         "of the process, a property, follows from others, or empty while parked",
     ),
 }
@@ -520,11 +520,15 @@ def _as_of_version_1(state: bytes) -> bytes:
     while at < len(state):
         name = state[at : at + 4]
         version, length = struct.unpack_from("<IQ", state, at + 4)
-        assert version == (1 if name in (b"MMOC", b"COMM", b"TIMI") else 2), name
+        versions = {b"DEVI": 3, b"TATS": 2, b"FLTS": 3, b"QUEU": 2, b"VMEM": 2}
+        assert version == versions.get(name, 1)
         body = state[at + 16 : at + 16 + length]
         at += 16 + length
         if name == b"DEVI":
-            body = body[:16] + body[20:]  # without the upper half of the queues in error
+            # Without the upper half of the queues in error, and engine resets.
+            body = body[:16] + body[20:-1]
+        elif name == b"FLTS":
+            body = body[:-16]  # the last two faults are newer
         elif name == b"QUEU":
             body = body[: len(body) // 2]
         elif name == b"VMEM":
@@ -532,8 +536,6 @@ def _as_of_version_1(state: bytes) -> bytes:
             body = body[:-32]
         elif name == b"TATS":
             body = body[:-24]  # without the sensors
-        elif name == b"FLTS":
-            body = body[:-8]  # without the temperature
         out += name + struct.pack("<IQ", 1, len(body)) + body
     return out
 
