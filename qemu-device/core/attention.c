@@ -77,6 +77,7 @@ void vtpu_core_finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    vtpu_sensors_update(core);
     core->asleep = false;
     vtpu_link_stop(core);
     if (!core->busy && !core->link.receiving && !core->clear &&
@@ -258,6 +259,7 @@ void vtpu_core_reset(VtpuCore *core)
 void vtpu_core_sleep(VtpuCore *core, bool asleep)
 {
     pthread_mutex_lock(&core->lock);
+    vtpu_sensors_update(core);
     core->asleep = asleep;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);

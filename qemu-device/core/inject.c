@@ -22,6 +22,8 @@ const char *vtpu_core_injection_values(VtpuInjection what)
         return "1 to 1048576";
     case VTPU_INJECT_STUCK:
         return "0 to 2";
+    case VTPU_INJECT_TEMPERATURE:
+        return "0 to 1000000, or 4294967295 for the model's";
     default:
         return "any";
     }
@@ -46,18 +48,33 @@ static bool legal(VtpuInjection what, uint64_t value)
         return value >= 1 && value <= SLOWEST;
     case VTPU_INJECT_STUCK:
         return value <= 2;
+    case VTPU_INJECT_TEMPERATURE:
+        return value <= 1000000 || value == VTPU_TEMPERATURE_NONE;
     default:
         return true;
+    }
+}
+
+/* The value with which nothing is injected. */
+static uint64_t idle_value(VtpuInjection what)
+{
+    switch (what) {
+    case VTPU_INJECT_HANG_PC:
+        return VTPU_PC_NONE;
+    case VTPU_INJECT_HBM_SLOW:
+        return 1;
+    case VTPU_INJECT_TEMPERATURE:
+        return VTPU_TEMPERATURE_NONE;
+    default:
+        return 0;
     }
 }
 
 /* Lock held. */
 static void set(VtpuCore *core, VtpuInjection what, uint64_t value)
 {
-    uint64_t idle = what == VTPU_INJECT_HANG_PC ? VTPU_PC_NONE : what == VTPU_INJECT_HBM_SLOW;
-
     core->inject[what] = value;
-    if (value == idle) {
+    if (value == idle_value(what)) {
         atomic_fetch_and(&core->inject_armed, ~(1u << what));
     } else {
         atomic_fetch_or(&core->inject_armed, 1u << what);
@@ -66,8 +83,9 @@ static void set(VtpuCore *core, VtpuInjection what, uint64_t value)
 
 void vtpu_inject_init(VtpuCore *core)
 {
-    core->inject[VTPU_INJECT_HANG_PC] = VTPU_PC_NONE;
-    core->inject[VTPU_INJECT_HBM_SLOW] = 1;
+    for (unsigned i = 0; i < VTPU_NUM_INJECTIONS; i++) {
+        core->inject[i] = idle_value(i);
+    }
 }
 
 void vtpu_inject_reset(VtpuCore *core)

@@ -36,6 +36,7 @@
 #endif
 
 #define VTPU_PC_NONE UINT32_MAX
+#define VTPU_TEMPERATURE_NONE UINT32_MAX
 #define VTPU_DMA_CHUNK (1u << 20) /* most bytes of one callback */
 
 enum { VTPU_ACCESS_NONE, VTPU_ACCESS_READ, VTPU_ACCESS_WRITE, VTPU_ACCESS_EXEC };
@@ -82,6 +83,8 @@ typedef struct VtpuShare {
     uint64_t waited; /* ns, all time. [command] */
 } VtpuShare;
 
+/* Nanoseconds for which any machine held them; takes the chip's lock. */
+uint64_t vtpu_engines_held_ns(VtpuChip *chip);
 void vtpu_chip_join(VtpuChip *chip, struct VtpuCore *core);
 void vtpu_chip_leave(struct VtpuCore *core);
 /* Returns once they are held, also if they were before; false: stopped. [command] */
@@ -261,6 +264,13 @@ typedef struct VtpuSched {
     int next;            /* for whom the last program was set aside, -1 nobody */
 } VtpuSched;
 
+/* sensors.c: of the physical function's machine. [lock] */
+typedef struct VtpuSensors {
+    uint64_t seen_ns, held_ns; /* up to where clock and engines are accounted for */
+    uint64_t energy_nj;
+    int64_t power_uw, temperature_uc;
+} VtpuSensors;
+
 /* restart.c: what a long instruction overwrites in VMEM; bytes 0: nothing yet. [command] */
 typedef struct VtpuUndo {
     bool wanted;
@@ -319,6 +329,7 @@ struct VtpuCore {
     VtpuQueue queue[VTPU_NUM_QUEUES];
     VtpuLink link;
     VtpuVmem vmem[VTPU_NUM_QUEUES]; /* allocated as programs are in progress at once */
+    VtpuSensors sensors;
     uint64_t inject[VTPU_NUM_INJECTIONS];
 
     atomic_uint inject_armed; /* bit VTPU_INJECT_*: the value is not its idle one */
@@ -365,11 +376,20 @@ bool vtpu_core_parking(VtpuCore *core);
 /* Whether it stands still although its queue is reset: by injection. [command] */
 bool vtpu_core_stuck(VtpuCore *core);
 bool vtpu_core_is_parked(const VtpuCore *core);      /* lock held */
+/* The machine's own clock: it stands still while the machine is parked. Lock held. */
+uint64_t vtpu_core_clock(const VtpuCore *core);
 /* TIME: nanoseconds since a reset, those while parked excepted. Lock held. */
 uint64_t vtpu_core_time(const VtpuCore *core);
 void vtpu_core_set_time(VtpuCore *core, uint64_t time);
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
 void vtpu_core_received(VtpuCore *core); /* lock held: a packet has just been written */
+
+/* sensors.c; lock held */
+void vtpu_sensors_init(VtpuCore *core);
+void vtpu_sensors_update(VtpuCore *core); /* up to now, as the machine sleeps or wakes */
+/* They go on from now with the values that were loaded; false: no such values. */
+bool vtpu_sensors_resume(VtpuCore *core);
+uint64_t vtpu_sensor_read(VtpuCore *core, uint64_t offset);
 
 /* inject.c. What returns a bool: false: stopped, as with a fault that is none. [command] */
 void vtpu_inject_init(VtpuCore *core);

@@ -64,6 +64,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_STAT_BUSY_NS:
     case VTPU_REG_STAT_HBM_BYTES:
     case VTPU_REG_STAT_ECC_CORRECTED:
+    case VTPU_REG_SENSOR_ENERGY:
         return 8;
     case VTPU_REG_ID:
     case VTPU_REG_VERSION:
@@ -85,6 +86,9 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_TLB_PENDING:
     case VTPU_REG_SLICE_US:
     case VTPU_REG_MODEL_MHZ:
+    case VTPU_REG_SENSOR_TEMP:
+    case VTPU_REG_SENSOR_TEMP_CRITICAL:
+    case VTPU_REG_SENSOR_POWER:
         return 4;
     default:
         return 0;
@@ -214,7 +218,8 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     case VTPU_REG_ISA_VERSION:
         return VTPU_ISA_VERSION;
     case VTPU_REG_CAPS:
-        return VTPU_CAPS_ENGINE_RESET | (core->timed ? VTPU_CAPS_TIMING : 0);
+        return VTPU_CAPS_ENGINE_RESET | (core->timed ? VTPU_CAPS_TIMING : 0) |
+               (core->function == 0 ? VTPU_CAPS_SENSORS : 0);
     case VTPU_REG_MODEL_MHZ:
         return core->timed ? core->timing.clock_mhz : 0;
     case VTPU_REG_HBM_SIZE:
@@ -257,6 +262,11 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return atomic_load_explicit(&core->stat_hbm_bytes, memory_order_relaxed);
     case VTPU_REG_STAT_ECC_CORRECTED:
         return atomic_load_explicit(&core->stat_ecc_corrected, memory_order_relaxed);
+    case VTPU_REG_SENSOR_TEMP:
+    case VTPU_REG_SENSOR_TEMP_CRITICAL:
+    case VTPU_REG_SENSOR_POWER:
+    case VTPU_REG_SENSOR_ENERGY:
+        return vtpu_sensor_read(core, reg->offset);
     case VTPU_REG_CTX_ROOT:
         return core->ctx_root[reg->index];
     default:

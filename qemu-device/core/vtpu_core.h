@@ -54,6 +54,7 @@ typedef enum VtpuInjection {
     VTPU_INJECT_HBM_SLOW,      /* what moves data to or from memory takes so many times as long */
     VTPU_INJECT_DEAD,          /* 1: registers read all ones, nothing happens; 0: as after a reset */
     VTPU_INJECT_STUCK,         /* 1: a program keeps its queue RESETTING; 2: and the engines, too */
+    VTPU_INJECT_TEMPERATURE,   /* the physical function's SENSOR_TEMP; UINT32_MAX: the model's */
     VTPU_NUM_INJECTIONS
 } VtpuInjection;
 

@@ -29,7 +29,7 @@ def _code(vtpu: Vtpu, space: AddressSpace, code: bytes) -> int:
 def test_every_property_is_documented_and_describes_itself(vtpu: Vtpu) -> None:
     listed = vtpu.qemu.qmp("qom-list-properties", typename="vtpu")
     ours = {p["name"]: p for p in listed if p["name"].startswith("inject-") or p["name"] == "state"}
-    assert len(ours) == 14
+    assert len(ours) == 15
     readme = (REPO / "qemu-device" / "README.md").read_text()
     for name, entry in ours.items():
         assert f"`{name}`" in readme
@@ -41,6 +41,7 @@ def test_values_out_of_range_are_refused(vtpu: Vtpu) -> None:
         ("irq-spurious", D["NUM_MSIX"], f"it is 0 to {D['NUM_MSIX'] - 1}"),
         ("hang-pc", 1, f"it is a multiple of 64 below {D['MAX_CODE_BYTES']}"),
         ("hbm-slow", 0, "it is 1 to 1048576"),
+        ("temperature", 1000001, "it is 0 to 1000000, or 4294967295"),
     ):
         with pytest.raises(RuntimeError, match=f"inject-{fault} cannot be {value}: {limit}"):
             vtpu.inject(fault, value)
