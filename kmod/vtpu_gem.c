@@ -163,15 +163,16 @@ static void vtpu_hbm_bo_free(struct drm_gem_object *obj)
 	struct vtpu_bo *bo = to_vtpu_bo(obj);
 
 	vtpu_bo_fini(bo);
+	/* At once: who looks for room finds it listed or its place free. */
 	mutex_lock(&vdev->hbm_lock);
 	list_del(&bo->hbm_link);
 	if (bo->evicted)
 		vdev->hbm_evicted -= obj->size;
+	else
+		vtpu_hbm_free_locked(vdev, &bo->hbm);
 	mutex_unlock(&vdev->hbm_lock);
 	if (bo->evicted)
 		vtpu_bo_drop_contents(bo);
-	else
-		vtpu_hbm_free(vdev, &bo->hbm);
 	mem_cgroup_put(bo->memcg);
 	drm_gem_object_release(obj);
 	if (bo->unplugged)
@@ -293,26 +294,28 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	ret = drm_gem_create_mmap_offset(&bo->shmem.base);
 	if (ret)
 		goto err_free;
+	bo->memcg = get_mem_cgroup_from_mm(current->mm);
+	bo->last_use = atomic64_inc_return(&vdev->uses);
+	bo->raw = true;
 	ret = vtpu_bo_place(bo);
 	if (ret)
 		goto err_free;
 	down_read(&vdev->bar_sem);
 	ret = vtpu_hbm_clear(vdev, &bo->hbm);
 	up_read(&vdev->bar_sem);
-	if (ret)
-		goto err_place;
 
 	/* Only now can it be evicted. */
-	bo->memcg = get_mem_cgroup_from_mm(current->mm);
-	bo->last_use = atomic64_inc_return(&vdev->uses);
 	mutex_lock(&vdev->hbm_lock);
-	list_add_tail(&bo->hbm_link, &vdev->hbm_buffers);
+	bo->raw = false;
+	vtpu_hbm_settled(vdev);
 	mutex_unlock(&vdev->hbm_lock);
-	return bo;
+	if (!ret)
+		return bo;
+	drm_gem_object_put(&bo->shmem.base);
+	return ERR_PTR(ret);
 
-err_place:
-	vtpu_hbm_free(vdev, &bo->hbm);
 err_free:
+	mem_cgroup_put(bo->memcg);
 	drm_gem_object_release(&bo->shmem.base);
 	vtpu_bo_fini(bo);
 	kfree(bo);

@@ -40,6 +40,7 @@ struct vtpu_bo {
 	struct mem_cgroup *memcg;	/* the creator's, charged for the contents */
 
 	struct list_head hbm_link;	/* vdev->hbm_buffers; hbm_lock */
+	bool raw;			/* not cleared yet, and stays until then; hbm_lock */
 	u64 last_use;			/* by vdev->uses, its address spaces' apart; lock */
 	u64 age;			/* last use of all; residency_lock */
 	u64 validation;			/* the last that wants it; residency_lock */
