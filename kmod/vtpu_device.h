@@ -43,6 +43,7 @@
 #include <linux/notifier.h>
 #include <linux/pci.h>
 #include <linux/rwsem.h>
+#include <linux/timer.h>
 #include <linux/wait.h>
 #include <linux/xarray.h>
 #include <drm/drm_device.h>
@@ -72,6 +73,11 @@ struct vtpu_vm;
 struct vtpu_vector {
 	struct vtpu_device *vdev;
 	unsigned int index;
+	int irq;
+	/* Of completions: */
+	unsigned long tick;		/* when it interrupted last; its handler's */
+	unsigned int interrupts;	/* in that tick; its handler's */
+	struct timer_list unmask;	/* pending while it is masked */
 };
 
 struct vtpu_device {
