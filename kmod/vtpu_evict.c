@@ -348,26 +348,18 @@ static int vtpu_vm_make_resident(struct vtpu_vm *vm)
 
 /* ---- From elsewhere ---- */
 
-/* -EBUSY, or that the process is to stop. */
-static int vtpu_wait_settled(struct vtpu_device *vdev, u64 settlings)
-{
-	long ret = wait_event_interruptible_timeout(vdev->hbm_wait,
-						    READ_ONCE(vdev->hbm_settlings) != settlings,
-						    msecs_to_jiffies(DRAIN_MS));
-
-	return ret < 0 ? ret : -EBUSY;
-}
-
 /*
  * Calls with residency_lock held, again as long as jobs keep busy what is in
  * the way (-EBUSY), or buffers come and go (-EAGAIN). In between everybody else
- * can go on.
+ * can go on. It is given up when nothing has changed for a while, not when others
+ * were quicker.
  */
 static int vtpu_with_residency(struct vtpu_device *vdev, int (*function)(void *), void *data)
 {
-	int ret;
+	unsigned int tries = 0;
+	long ret;
 
-	for (unsigned int i = 0; i < DRAIN_TRIES; i++) {
+	while (tries < DRAIN_TRIES) {
 		u64 settlings = READ_ONCE(vdev->hbm_settlings);
 
 		ret = mutex_lock_interruptible(&vdev->residency_lock);
@@ -375,10 +367,19 @@ static int vtpu_with_residency(struct vtpu_device *vdev, int (*function)(void *)
 			return ret;
 		ret = function(data);
 		mutex_unlock(&vdev->residency_lock);
-		if (ret == -EAGAIN)
-			ret = vtpu_wait_settled(vdev, settlings);
-		if (ret != -EBUSY)
+		if (ret == -EAGAIN) {
+			ret = wait_event_interruptible_timeout(vdev->hbm_wait,
+							       READ_ONCE(vdev->hbm_settlings) !=
+							       settlings,
+							       msecs_to_jiffies(DRAIN_MS));
+			if (ret < 0)
+				return ret;
+			tries += !ret;
+		} else if (ret == -EBUSY) {
+			tries++;
+		} else {
 			return ret;
+		}
 	}
 	return -ENOSPC;
 }
