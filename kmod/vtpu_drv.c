@@ -17,6 +17,7 @@
 #include "vtpu_debugfs.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_hwmon.h"
 #include "vtpu_job.h"
 #include "vtpu_perfmon.h"
 #include "vtpu_pm.h"
@@ -347,6 +348,9 @@ static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 		return ret;
 
 	ret = vtpu_pm_init(vdev);
+	if (ret)
+		return ret;
+	ret = vtpu_hwmon_init(vdev);
 	if (ret)
 		return ret;
 	ret = drm_dev_register(&vdev->drm, 0);
