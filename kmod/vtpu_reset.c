@@ -167,6 +167,7 @@ static void vtpu_hwq_thaw(struct vtpu_hwq *hwq)
 static void vtpu_hwq_after_engines(struct vtpu_hwq *hwq)
 {
 	struct vtpu_device *vdev = hwq->vdev;
+	unsigned long flags;
 	u32 state;
 
 	if (!hwq->queue || hwq->queue->status != DRM_VTPU_QUEUE_OK || hwq->enabled)
@@ -175,8 +176,9 @@ static void vtpu_hwq_after_engines(struct vtpu_hwq *hwq)
 	if (state == VTPU_QUEUE_STATE_FAULTED ||
 	    (state == VTPU_QUEUE_STATE_READY && vtpu_hwq_is_user(hwq))) {
 		/* It was done in time, or has faulted, which the interrupt may have passed over. */
-		scoped_guard(spinlock_irqsave, &hwq->lock)
-			hwq->enabled = true;
+		spin_lock_irqsave(&hwq->lock, flags);
+		hwq->enabled = true;
+		spin_unlock_irqrestore(&hwq->lock, flags);
 		vtpu_hwq_fault(hwq);
 		return;
 	}
