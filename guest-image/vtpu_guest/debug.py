@@ -11,7 +11,7 @@ from pathlib import Path
 from .attach import Attached
 from .cache import REPO, build_lock, cache_dir
 from .link import GuestError
-from .symbols import parse_kallsyms, symbol_elf
+from .symbols import parse_kallsyms, placed, symbol_elf
 from .venv import install_host_programs
 
 _SECTIONS = """
@@ -77,13 +77,14 @@ def _kernel_script(guest: Attached, scratch: Path) -> list[str]:
     )
     if not sections:
         return [*script, "echo The driver is not loaded: only the kernel's names are known.\\n"]
-    module = _module_with(guest.get(_BUILD_ID))
-    places = " ".join(
-        f"-s {name} {address}"
+    module = scratch / "vtpu.ko"
+    places = {
+        name: int(address, 0)
         for name, address in sections.items()
-        if name != ".text" and not name.startswith(_NOT_LOADED)
-    )
-    script.append(f"add-symbol-file {module} {sections['.text']} {places}")
+        if not name.startswith(_NOT_LOADED)
+    }
+    module.write_bytes(placed(_module_with(guest.get(_BUILD_ID)).read_bytes(), places))
+    script.append(f"add-symbol-file {module}")
     # Where the compiler found the sources.
     script.append(f"set substitute-path /tree {REPO}")
     return script

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Symbols for a debugger: a kernel's own list of them, as an ELF file.
+"""Symbols for a debugger: a kernel's own list of them, as an ELF file; where a module is.
 
 Debian's kernel comes without a symbol table, and its debug package is a
 gigabyte. The running kernel knows its names and addresses (/proc/kallsyms);
@@ -9,7 +9,7 @@ types come with the driver's own debug information.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _ET_EXEC, _EM_X86_64 = 2, 62
@@ -74,6 +74,24 @@ def symbol_elf(symbols: Iterable[Symbol]) -> bytes:
     header += struct.pack("<HHHHHH", _HEADER, 0, 0, _SECTION, len(sections), len(sections) - 1)
     body = header + table + names + section_names
     return body + bytes(sections_at - len(body)) + b"".join(sections)
+
+
+def placed(module: bytes, addresses: Mapping[str, int]) -> bytes:
+    """A relocatable file, such as a module, whose sections are at addresses, by name.
+
+    gdb takes addresses beside the file as well, but it reads lines of code
+    outside .text as if they were in it.
+    """
+    out = bytearray(module)
+    (table,) = struct.unpack_from("<Q", out, 40)
+    size, count, names = struct.unpack_from("<HHH", out, 58)
+    (names_at,) = struct.unpack_from("<Q", out, table + names * size + 24)
+    for at in range(table, table + count * size, size):
+        start = names_at + struct.unpack_from("<I", out, at)[0]
+        name = out[start : out.index(0, start)].decode()
+        if name in addresses:
+            struct.pack_into("<Q", out, at + 16, addresses[name])
+    return bytes(out)
 
 
 def _section(

@@ -7,7 +7,7 @@ import io
 
 import pytest
 from elftools.elf.elffile import ELFFile
-from vtpu_guest.symbols import parse_kallsyms, symbol_elf
+from vtpu_guest.symbols import parse_kallsyms, placed, symbol_elf
 
 KALLSYMS = """\
 0000000000000000 A fixed_percpu_data
@@ -39,3 +39,15 @@ def test_a_list_without_addresses_is_refused() -> None:
     hidden = "0000000000000000 T _text\n0000000000000000 t vtpu_open\t[vtpu]\n"
     with pytest.raises(ValueError, match="root"):
         symbol_elf(parse_kallsyms(hidden))
+
+
+def test_sections_are_placed_by_name_and_nothing_else_changes() -> None:
+    module = symbol_elf(parse_kallsyms(KALLSYMS))
+    moved = placed(module, {".text": 0xFFFFFFFFC0200000, ".none": 1})
+    before, after = (ELFFile(io.BytesIO(data)) for data in (module, moved))
+    assert after.get_section_by_name(".text")["sh_addr"] == 0xFFFFFFFFC0200000
+    for old, new in zip(before.iter_sections(), after.iter_sections(), strict=True):
+        assert old.name == new.name
+        if old.name != ".text":
+            assert old.header == new.header and old.data() == new.data()
+    assert sum(a != b for a, b in zip(module, moved, strict=True)) <= 8
