@@ -151,24 +151,19 @@ def is_well(dev: Device, job: Job) -> None:
 # ---- Who hangs ----
 
 
-def calibrated(dev: Setup, seconds: float) -> int:
-    """As many rounds of `counting` as the device makes in about that time."""
-    count = 20000
-    dev.finish_ok([dev.run(counting(count))])
-    [took] = dev.counters(dev.queue_id, [COMMAND_NS])
-    dev.unbind(dev.vm_id, dev.code_va, raw.PAGE)
-    return min(int(count * seconds * 1e9 / took), 1 << 31)
-
-
 @case
 def what_gets_on_lives() -> None:
     """It executes for many times as long as it might stand still."""
     with Setup(timeout_ms=LONG_MS) as dev:
         queue = dev.queue(dev.vm_id, LONG_MS, stall_ms=100)
-        code = counting(calibrated(dev, 1.5))
-        dev.program(code)
-        is_well(dev, Job(dev, queue, [raw.run(dev.code_va, len(code))]))
-        assert dev.counters(queue, [COMMAND_NS])[0] > 500_000_000
+        rounds, before, took = 1 << 18, 0, 0
+        while took < 500_000_000:
+            code = counting(rounds)
+            dev.program(code)
+            is_well(dev, Job(dev, queue, [raw.run(dev.code_va, len(code))]))
+            dev.unbind(dev.vm_id, dev.code_va, raw.PAGE)
+            [now] = dev.counters(queue, [COMMAND_NS])
+            rounds, before, took = rounds * 4, now, now - before
 
 
 @case
