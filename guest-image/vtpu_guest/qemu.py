@@ -12,7 +12,7 @@ from .roots import identity, qemu_source
 from .stage import Stage
 
 DEVICE = REPO / "qemu-device"
-_OVERLAY = [DEVICE / name for name in ("qemu", "core", "include")]
+_OVERLAY = [DEVICE / name for name in ("qemu", "core", "include", "patches")]
 
 
 @dataclass(frozen=True)
