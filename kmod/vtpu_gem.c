@@ -205,9 +205,9 @@ static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *
 	u64 phys;
 	int idx;
 
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	if (!vtpu_dev_enter(vdev, &idx)) {
-		up_read(&vdev->bar_sem);
+		vtpu_bar_unlock(vdev);
 		return vtpu_hbm_fault_unplugged(vmf, bo);
 	}
 
@@ -217,7 +217,7 @@ static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *
 		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
 
 	vtpu_dev_exit(vdev, idx);
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return ret;
 }
 
@@ -296,9 +296,9 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	ret = vtpu_bo_place(bo);
 	if (ret)
 		goto err_free;
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	ret = vtpu_hbm_clear(vdev, &bo->hbm);
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	if (ret)
 		goto err_place;
 
