@@ -17,6 +17,7 @@
 #include "vtpu_debugfs.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_hwmon.h"
 #include "vtpu_job.h"
 #include "vtpu_pci.h"
 #include "vtpu_perfmon.h"
@@ -338,6 +339,7 @@ static int (* const vtpu_probe_steps[])(struct vtpu_device *vdev) = {
 	vtpu_hw_test_irq,
 	vtpu_pci_init,
 	vtpu_pm_init,
+	vtpu_hwmon_init,
 	vtpu_register,
 };
 

@@ -9,7 +9,7 @@ struct vtpu_device;
 struct vtpu_hwq;
 
 /* Registers that can be read without consequence, of the device and of a queue. */
-#define VTPU_NUM_DEVICE_REGS	37
+#define VTPU_NUM_DEVICE_REGS	41
 #define VTPU_NUM_QUEUE_REGS	22
 
 struct vtpu_device_regs {

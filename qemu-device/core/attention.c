@@ -54,7 +54,7 @@ void vtpu_core_finish_reset(VtpuCore *core)
     vtpu_vmem_disown_all(core);
     core->err_queues = core->scratch = 0;
     core->irqs = 0;
-    core->enabled = false;
+    core->enabled = core->engine_resetting = core->stuck = false;
     vtpu_inject_reset(core);
     vtpu_link_reset(core);
     atomic_store(&core->stat_programs, 0);
@@ -77,6 +77,7 @@ void vtpu_core_finish_reset(VtpuCore *core)
 void vtpu_core_start_reset(VtpuCore *core)
 {
     core->resetting = true;
+    vtpu_sensors_update(core);
     core->asleep = false;
     vtpu_link_stop(core);
     if (!core->busy && !core->link.receiving && !core->clear &&
@@ -84,6 +85,38 @@ void vtpu_core_start_reset(VtpuCore *core)
         vtpu_core_finish_reset(core);
         return;
     }
+    atomic_store(&core->stop, 1);
+    atomic_store(&core->attention, 1);
+    vtpu_core_kick(core);
+}
+
+/* Lock held; no command executes. Queues that have not begun their next one keep it. */
+static void finish_engine_reset(VtpuCore *core)
+{
+    vtpu_queue_abandon_all(core);
+    vtpu_inject_unstick(core);
+    core->engine_resetting = false;
+    atomic_store(&core->stop, core->exiting);
+}
+
+void vtpu_core_start_engine_reset(VtpuCore *core)
+{
+    core->enabled = false;
+    if (core->resetting) {
+        return; /* which does more */
+    }
+    core->engine_resetting = true;
+    if (core->running >= 0) {
+        vtpu_queue_reset(core, (unsigned)core->running);
+    }
+    if (vtpu_inject_engines_stuck(core)) {
+        return;
+    }
+    if (!core->busy) {
+        finish_engine_reset(core);
+        return;
+    }
+    core->stuck = false;
     atomic_store(&core->stop, 1);
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);
@@ -179,6 +212,14 @@ bool vtpu_core_parking(VtpuCore *core)
     return park;
 }
 
+bool vtpu_core_stuck(VtpuCore *core)
+{
+    pthread_mutex_lock(&core->lock);
+    bool stuck = core->stuck && !vtpu_stopped(core);
+    pthread_mutex_unlock(&core->lock);
+    return stuck;
+}
+
 bool vtpu_core_boundary(VtpuCore *core)
 {
     bool held = core->share.held;
@@ -186,6 +227,10 @@ bool vtpu_core_boundary(VtpuCore *core)
     pthread_mutex_lock(&core->lock);
     atomic_store(&core->attention, 0);
     apply_contexts(core);
+    /* Before it rests: whoever saves it then finds no command that is to be abandoned. */
+    if (core->engine_resetting && core->running < 0 && !vtpu_inject_engines_stuck(core)) {
+        finish_engine_reset(core);
+    }
     rest(core);
     /* Between commands nothing is left to abandon for a reset: it is done. */
     if (core->resetting && core->running < 0 && !core->link.receiving &&
@@ -214,6 +259,7 @@ void vtpu_core_reset(VtpuCore *core)
 void vtpu_core_sleep(VtpuCore *core, bool asleep)
 {
     pthread_mutex_lock(&core->lock);
+    vtpu_sensors_update(core);
     core->asleep = asleep;
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);

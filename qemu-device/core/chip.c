@@ -33,6 +33,7 @@ struct VtpuChip {
     VtpuCore *holder;    /* NULL: the engines are free */
     uint64_t slice_from; /* when the holder's slice began */
     uint64_t used_to;    /* up to when its time is counted */
+    uint64_t held;       /* time of all holders so far */
     uint64_t clock;
 };
 
@@ -43,6 +44,7 @@ static void count_time(VtpuChip *chip, uint64_t now)
 
     if (chip->holder) {
         chip->holder->share.used += now - chip->used_to;
+        chip->held += now - chip->used_to;
         chip->used_to = now;
     }
     for (const VtpuCore *core = chip->cores; core; core = core->share.next) {
@@ -205,6 +207,15 @@ bool vtpu_engines_boundary(VtpuCore *core)
         return core->running < 0 || vtpu_engines_take(core);
     }
     return true;
+}
+
+uint64_t vtpu_engines_held_ns(VtpuChip *chip)
+{
+    pthread_mutex_lock(&chip->lock);
+    count_time(chip, vtpu_now_ns());
+    uint64_t held = chip->held;
+    pthread_mutex_unlock(&chip->lock);
+    return held;
 }
 
 void vtpu_chip_join(VtpuChip *chip, VtpuCore *core)

@@ -17,20 +17,19 @@ uint64_t vtpu_now_ns(void)
     return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
 }
 
-/* The machine's own clock: it stands still while the machine is parked. Lock held. */
-static uint64_t clock_ns(const VtpuCore *core)
+uint64_t vtpu_core_clock(const VtpuCore *core)
 {
     return (core->parked ? core->parked_ns : vtpu_now_ns()) - core->still_ns;
 }
 
 uint64_t vtpu_core_time(const VtpuCore *core)
 {
-    return clock_ns(core) - core->time_base;
+    return vtpu_core_clock(core) - core->time_base;
 }
 
 void vtpu_core_set_time(VtpuCore *core, uint64_t time)
 {
-    core->time_base = clock_ns(core) - time;
+    core->time_base = vtpu_core_clock(core) - time;
 }
 
 void vtpu_core_log(VtpuCore *core, const char *message)
@@ -181,6 +180,7 @@ VtpuCore *vtpu_core_new(const VtpuCoreConfig *config, const VtpuCoreOps *ops,
     pthread_cond_init(&core->share.come, &monotonic);
     pthread_condattr_destroy(&monotonic);
     vtpu_chip_join(own ? own : config->chip, core);
+    vtpu_sensors_init(core);
     if (config->timing_trace && !vtpu_timing_trace_open(core, config->timing_trace, error)) {
         destroy(core);
         return NULL;

@@ -87,7 +87,7 @@ void vtpu_core_describe(VtpuCore *core, char *out, size_t size)
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
         pc[q] = atomic_load(&core->exec[q].last_pc);
     }
-    bool enabled = core->enabled, resetting = core->resetting, asleep = core->asleep;
+    bool enabled = core->enabled, resetting = core->resetting || core->engine_resetting, asleep = core->asleep;
     int running = core->running;
     uint32_t resets = core->reset_count;
     bool link_enabled = core->link.enabled;

@@ -20,6 +20,10 @@ const char *vtpu_core_injection_values(VtpuInjection what)
         return "0 to 32";
     case VTPU_INJECT_HBM_SLOW:
         return "1 to 1048576";
+    case VTPU_INJECT_STUCK:
+        return "0 to 2";
+    case VTPU_INJECT_TEMPERATURE:
+        return "0 to 1000000, or 4294967295 for the model's";
     default:
         return "any";
     }
@@ -42,18 +46,35 @@ static bool legal(VtpuInjection what, uint64_t value)
         return value < VTPU_NUM_MSIX;
     case VTPU_INJECT_HBM_SLOW:
         return value >= 1 && value <= SLOWEST;
+    case VTPU_INJECT_STUCK:
+        return value <= 2;
+    case VTPU_INJECT_TEMPERATURE:
+        return value <= 1000000 || value == VTPU_TEMPERATURE_NONE;
     default:
         return true;
+    }
+}
+
+/* The value with which nothing is injected. */
+static uint64_t idle_value(VtpuInjection what)
+{
+    switch (what) {
+    case VTPU_INJECT_HANG_PC:
+        return VTPU_PC_NONE;
+    case VTPU_INJECT_HBM_SLOW:
+        return 1;
+    case VTPU_INJECT_TEMPERATURE:
+        return VTPU_TEMPERATURE_NONE;
+    default:
+        return 0;
     }
 }
 
 /* Lock held. */
 static void set(VtpuCore *core, VtpuInjection what, uint64_t value)
 {
-    uint64_t idle = what == VTPU_INJECT_HANG_PC ? VTPU_PC_NONE : what == VTPU_INJECT_HBM_SLOW;
-
     core->inject[what] = value;
-    if (value == idle) {
+    if (value == idle_value(what)) {
         atomic_fetch_and(&core->inject_armed, ~(1u << what));
     } else {
         atomic_fetch_or(&core->inject_armed, 1u << what);
@@ -62,14 +83,16 @@ static void set(VtpuCore *core, VtpuInjection what, uint64_t value)
 
 void vtpu_inject_init(VtpuCore *core)
 {
-    core->inject[VTPU_INJECT_HANG_PC] = VTPU_PC_NONE;
-    core->inject[VTPU_INJECT_HBM_SLOW] = 1;
+    for (unsigned i = 0; i < VTPU_NUM_INJECTIONS; i++) {
+        core->inject[i] = idle_value(i);
+    }
 }
 
 void vtpu_inject_reset(VtpuCore *core)
 {
     set(core, VTPU_INJECT_HANG, 0);
     set(core, VTPU_INJECT_HANG_PC, VTPU_PC_NONE);
+    set(core, VTPU_INJECT_STUCK, 0);
 }
 
 bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value)
@@ -93,6 +116,9 @@ bool vtpu_core_inject(VtpuCore *core, VtpuInjection what, uint64_t value)
         core->irqs |= 1ull << value;
     } else if (what == VTPU_INJECT_DEAD && value) {
         vtpu_core_start_reset(core); /* what it was doing is lost */
+    } else if (what == VTPU_INJECT_STUCK && !value && core->stuck) {
+        core->stuck = false;
+        atomic_store(&core->stop, 1);
     }
     /* The command thread may be in a pause, or before a reset that was stuck. */
     atomic_store(&core->attention, 1);
@@ -202,6 +228,23 @@ static bool pause_here(VtpuExec *x, uint64_t until)
         }
         pthread_mutex_unlock(&core->lock);
     }
+}
+
+bool vtpu_inject_stuck(VtpuCore *core)
+{
+    core->stuck = vtpu_injecting(core, VTPU_INJECT_STUCK);
+    return core->stuck;
+}
+
+bool vtpu_inject_engines_stuck(const VtpuCore *core)
+{
+    return core->inject[VTPU_INJECT_STUCK] > 1;
+}
+
+void vtpu_inject_unstick(VtpuCore *core)
+{
+    core->stuck = false;
+    set(core, VTPU_INJECT_STUCK, 0);
 }
 
 void vtpu_inject_hang(VtpuExec *x)

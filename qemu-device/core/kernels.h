@@ -52,8 +52,8 @@ typedef struct VtpuProduct {
                      uint32_t k, uint32_t m, uint32_t begin, uint32_t end);
     /* weight tile rows (16 outputs each) [begin, end) */
     void (*matmul)(const VtpuMatmul *op, uint32_t begin, uint32_t end);
-    /* Multiplications that a call should do at most, some hundred microseconds; more
-     * make better use of caches. 0: a call is best small. */
+    /* Multiplications that a call should do at most, a millisecond; more make better use
+     * of caches. 0: a call is best small. */
     uint64_t call;
 } VtpuProduct;
 

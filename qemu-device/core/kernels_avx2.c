@@ -10,8 +10,8 @@
 const VtpuKernels vtpu_kernels_avx2 = {
     .name = "avx2",
     .blocks = { quant_bytes, simd_quantise, vtpu_avx2_matmul, 0 },
-    .i8 = { vtpu_avx2_i8_bytes, vtpu_avx2_i8_quantise, vtpu_avx2_i8_matmul, 1 << 22 },
-    .bf16 = { vtpu_avx2_bf16_bytes, vtpu_avx2_bf16_quantise, vtpu_avx2_bf16_matmul, 1 << 22 },
+    .i8 = { vtpu_avx2_i8_bytes, vtpu_avx2_i8_quantise, vtpu_avx2_i8_matmul, 1 << 26 },
+    .bf16 = { vtpu_avx2_bf16_bytes, vtpu_avx2_bf16_quantise, vtpu_avx2_bf16_matmul, 1 << 26 },
     .rmsnorm = simd_rmsnorm,
     .add = simd_add,
     .mul = simd_mul,

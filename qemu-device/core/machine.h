@@ -36,6 +36,7 @@
 #endif
 
 #define VTPU_PC_NONE UINT32_MAX
+#define VTPU_TEMPERATURE_NONE UINT32_MAX
 #define VTPU_DMA_CHUNK (1u << 20) /* most bytes of one callback */
 
 enum { VTPU_ACCESS_NONE, VTPU_ACCESS_READ, VTPU_ACCESS_WRITE, VTPU_ACCESS_EXEC };
@@ -82,6 +83,8 @@ typedef struct VtpuShare {
     uint64_t waited; /* ns, all time. [command] */
 } VtpuShare;
 
+/* Nanoseconds for which any machine held them; takes the chip's lock. */
+uint64_t vtpu_engines_held_ns(VtpuChip *chip);
 void vtpu_chip_join(VtpuChip *chip, struct VtpuCore *core);
 void vtpu_chip_leave(struct VtpuCore *core);
 /* Returns once they are held, also if they were before; false: stopped. [command] */
@@ -261,6 +264,13 @@ typedef struct VtpuSched {
     int next;            /* for whom the last program was set aside, -1 nobody */
 } VtpuSched;
 
+/* sensors.c: of the physical function's machine. [lock] */
+typedef struct VtpuSensors {
+    uint64_t seen_ns, held_ns; /* up to where clock and engines are accounted for */
+    uint64_t energy_nj;
+    int64_t power_uw, temperature_uc;
+} VtpuSensors;
+
 /* restart.c: what a long instruction overwrites in VMEM; bytes 0: nothing yet. [command] */
 typedef struct VtpuUndo {
     bool wanted;
@@ -302,6 +312,8 @@ struct VtpuCore {
     bool busy; /* the command thread is at work with the lock dropped */
     bool lent; /* or a caller is in its place, while it sleeps; then it stays out */
     bool exiting, park, parked, asleep, resetting, enabled;
+    bool engine_resetting;
+    bool stuck; /* by injection: the running program ignores the reset of its queue */
     bool clear; /* HBM, before the reset ends */
     bool restartable; /* a long instruction is in progress */
     int running; /* queue of the running command, -1 none */
@@ -317,6 +329,7 @@ struct VtpuCore {
     VtpuQueue queue[VTPU_NUM_QUEUES];
     VtpuLink link;
     VtpuVmem vmem[VTPU_NUM_QUEUES]; /* allocated as programs are in progress at once */
+    VtpuSensors sensors;
     uint64_t inject[VTPU_NUM_INJECTIONS];
 
     atomic_uint inject_armed; /* bit VTPU_INJECT_*: the value is not its idle one */
@@ -353,18 +366,30 @@ void vtpu_core_kick(VtpuCore *core);
 /* Sleeps until somebody asks for attention. [command] */
 void vtpu_core_wait_attention(VtpuCore *core);
 void vtpu_core_start_reset(VtpuCore *core);          /* lock held */
+void vtpu_core_start_engine_reset(VtpuCore *core);   /* lock held */
 /* clear.c; lock held, in a reset: true once HBM is zero, if that was asked for. [command] */
 bool vtpu_clear_if_asked(VtpuCore *core);
 /* Lock held; the command thread, or anyone while it is idle or parked. */
 void vtpu_core_finish_reset(VtpuCore *core);
 /* Whether the command in hand is to be set aside, for the machine to be parked. [command] */
 bool vtpu_core_parking(VtpuCore *core);
+/* Whether it stands still although its queue is reset: by injection. [command] */
+bool vtpu_core_stuck(VtpuCore *core);
 bool vtpu_core_is_parked(const VtpuCore *core);      /* lock held */
+/* The machine's own clock: it stands still while the machine is parked. Lock held. */
+uint64_t vtpu_core_clock(const VtpuCore *core);
 /* TIME: nanoseconds since a reset, those while parked excepted. Lock held. */
 uint64_t vtpu_core_time(const VtpuCore *core);
 void vtpu_core_set_time(VtpuCore *core, uint64_t time);
 void vtpu_core_context_changed(VtpuCore *core, unsigned context); /* lock held */
 void vtpu_core_received(VtpuCore *core); /* lock held: a packet has just been written */
+
+/* sensors.c; lock held */
+void vtpu_sensors_init(VtpuCore *core);
+void vtpu_sensors_update(VtpuCore *core); /* up to now, as the machine sleeps or wakes */
+/* They go on from now with the values that were loaded; false: no such values. */
+bool vtpu_sensors_resume(VtpuCore *core);
+uint64_t vtpu_sensor_read(VtpuCore *core, uint64_t offset);
 
 /* inject.c. What returns a bool: false: stopped, as with a fault that is none. [command] */
 void vtpu_inject_init(VtpuCore *core);
@@ -380,6 +405,11 @@ bool vtpu_inject_dma_error(VtpuCore *core, bool read); /* true: this transfer fa
 uint32_t vtpu_inject_ecc(VtpuCore *core);    /* of a read of HBM: cause or VTPU_FAULT_NONE */
 /* lock held; false: not a value of that fault */
 bool vtpu_inject_restore(VtpuCore *core, VtpuInjection what, uint64_t value);
+/* A queue reset has met a running program: whether that stays; lock held. */
+bool vtpu_inject_stuck(VtpuCore *core);
+/* Whether an engine reset stays unfinished; lock held. */
+bool vtpu_inject_engines_stuck(const VtpuCore *core);
+void vtpu_inject_unstick(VtpuCore *core); /* an engine reset has ended; lock held */
 /* These two set x->hung. */
 void vtpu_inject_hang(VtpuExec *x);
 void vtpu_inject_hang_at(VtpuExec *x, uint32_t pc);
@@ -433,6 +463,8 @@ bool vtpu_queue_doorbell(VtpuCore *core, unsigned q, uint32_t tail);
  */
 void vtpu_queue_serve_short(VtpuCore *core, unsigned q);
 void vtpu_queue_clear_all(VtpuCore *core);
+/* Ends what is set aside; for the running command, see vtpu_core_start_engine_reset(). */
+void vtpu_queue_abandon_all(VtpuCore *core); /* lock held */
 bool vtpu_queue_in_progress(const VtpuQueue *queue); /* at rest, but its command has begun */
 bool vtpu_queue_is_legal(const VtpuQueue *queue); /* at rest, whatever it was loaded from */
 /* Another chip did something that programs may wait for; lock held. */

@@ -120,7 +120,9 @@ void vtpu_queue_reset(VtpuCore *core, unsigned q)
     if (core->running == (int)q) {
         queue->state = VTPU_QUEUE_STATE_RESETTING;
         vtpu_link_queue_died(core, queue->context);
-        atomic_store(&core->stop, 1);
+        if (!vtpu_inject_stuck(core)) {
+            atomic_store(&core->stop, 1);
+        }
         atomic_store(&core->attention, 1);
         vtpu_core_kick(core);
     } else {
@@ -128,6 +130,15 @@ void vtpu_queue_reset(VtpuCore *core, unsigned q)
             vtpu_link_queue_died(core, queue->context);
         }
         clear_state(core, q);
+    }
+}
+
+void vtpu_queue_abandon_all(VtpuCore *core)
+{
+    for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
+        if (core->queue[q].state == VTPU_QUEUE_STATE_PREEMPTED) {
+            vtpu_queue_reset(core, q);
+        }
     }
 }
 
@@ -305,6 +316,7 @@ static void serve(VtpuCore *core, unsigned q, bool fetched)
     }
     vtpu_sched_end(core);
     core->running = -1;
+    core->stuck = false;
     if (outcome == VTPU_OUTCOME_WAITING && !vtpu_sched_waits(core, q)) {
         core->sched.expired = true;
     }
@@ -335,7 +347,7 @@ static void serve(VtpuCore *core, unsigned q, bool fetched)
             vtpu_sched_wake(core, q); /* a WAIT is sleep */
         }
     }
-    if (core->resetting) {
+    if (core->resetting || core->engine_resetting) {
         atomic_store(&core->attention, 1);
     } else if (!core->exiting) {
         atomic_store(&core->stop, 0);

@@ -64,6 +64,7 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_STAT_BUSY_NS:
     case VTPU_REG_STAT_HBM_BYTES:
     case VTPU_REG_STAT_ECC_CORRECTED:
+    case VTPU_REG_SENSOR_ENERGY:
         return 8;
     case VTPU_REG_ID:
     case VTPU_REG_VERSION:
@@ -85,6 +86,9 @@ static unsigned device_reg_size(uint64_t offset)
     case VTPU_REG_TLB_PENDING:
     case VTPU_REG_SLICE_US:
     case VTPU_REG_MODEL_MHZ:
+    case VTPU_REG_SENSOR_TEMP:
+    case VTPU_REG_SENSOR_TEMP_CRITICAL:
+    case VTPU_REG_SENSOR_POWER:
         return 4;
     default:
         return 0;
@@ -176,8 +180,10 @@ static uint32_t status(const VtpuCore *core)
     for (unsigned q = 0; q < VTPU_NUM_QUEUES; q++) {
         busy |= core->queue[q].state == VTPU_QUEUE_STATE_PREEMPTED;
     }
-    return (core->enabled && !core->resetting ? VTPU_STATUS_READY : 0) |
-           (core->resetting ? VTPU_STATUS_RESETTING : 0) |
+    bool resetting = core->resetting || core->engine_resetting;
+
+    return (core->enabled && !resetting ? VTPU_STATUS_READY : 0) |
+           (resetting ? VTPU_STATUS_RESETTING : 0) |
            (busy ? VTPU_STATUS_BUSY : 0);
 }
 
@@ -212,7 +218,8 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
     case VTPU_REG_ISA_VERSION:
         return VTPU_ISA_VERSION;
     case VTPU_REG_CAPS:
-        return core->timed ? VTPU_CAPS_TIMING : 0;
+        return VTPU_CAPS_ENGINE_RESET | (core->timed ? VTPU_CAPS_TIMING : 0) |
+               (core->function == 0 ? VTPU_CAPS_SENSORS : 0);
     case VTPU_REG_MODEL_MHZ:
         return core->timed ? core->timing.clock_mhz : 0;
     case VTPU_REG_HBM_SIZE:
@@ -255,6 +262,11 @@ static uint64_t read_reg(VtpuCore *core, const Reg *reg)
         return atomic_load_explicit(&core->stat_hbm_bytes, memory_order_relaxed);
     case VTPU_REG_STAT_ECC_CORRECTED:
         return atomic_load_explicit(&core->stat_ecc_corrected, memory_order_relaxed);
+    case VTPU_REG_SENSOR_TEMP:
+    case VTPU_REG_SENSOR_TEMP_CRITICAL:
+    case VTPU_REG_SENSOR_POWER:
+    case VTPU_REG_SENSOR_ENERGY:
+        return vtpu_sensor_read(core, reg->offset);
     case VTPU_REG_CTX_ROOT:
         return core->ctx_root[reg->index];
     default:
@@ -330,11 +342,13 @@ static bool write_reg(VtpuCore *core, const Reg *reg, uint64_t value)
     case VTPU_REG_CTRL:
         if (value & VTPU_CTRL_RESET) {
             vtpu_core_start_reset(core);
+        } else if (value & VTPU_CTRL_ENGINE_RESET) {
+            vtpu_core_start_engine_reset(core);
         } else {
             core->enabled = value & VTPU_CTRL_ENABLE;
             vtpu_core_kick(core);
         }
-        return !(value & ~(uint64_t)(VTPU_CTRL_RESET | VTPU_CTRL_ENABLE));
+        return !(value & ~(uint64_t)(VTPU_CTRL_RESET | VTPU_CTRL_ENGINE_RESET | VTPU_CTRL_ENABLE));
     case VTPU_REG_ERR_QUEUES:
         core->err_queues &= ~(uint64_t)(uint32_t)value;
         return true;

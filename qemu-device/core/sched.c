@@ -107,7 +107,9 @@ static int pick(VtpuCore *core, int besides)
     uint64_t now = vtpu_now_ns();
     int best = -1, held = highest_held(core);
 
-    for (unsigned i = 1; !core->resetting && i <= VTPU_NUM_QUEUES; i++) {
+    bool resetting = core->resetting || core->engine_resetting;
+
+    for (unsigned i = 1; !resetting && i <= VTPU_NUM_QUEUES; i++) {
         unsigned q = (core->turn + i) % VTPU_NUM_QUEUES;
         bool passes = (int)core->queue[q].priority > held ||
                       core->queue[q].state != VTPU_QUEUE_STATE_READY;
@@ -339,8 +341,10 @@ static void act(VtpuCore *core, uint64_t now)
     sched->alarm = NEVER;
     if (now >= sched->watchdog) {
         sched->watchdog = NEVER;
-        sched->expired = true;
-        atomic_store(&core->stop, 1);
+        if (!core->stuck) {
+            sched->expired = true;
+            atomic_store(&core->stop, 1);
+        }
     }
     atomic_store(&core->attention, 1);
     vtpu_core_kick(core);

@@ -369,10 +369,11 @@ static bool boundary(VtpuExec *x, VtpuOutcome *outcome)
             return false;
         }
         /* It may be asked to park while it sleeps, where it must not take a step. */
-        if (vtpu_core_parking(x->core) || vtpu_sched_yields(x, false)) {
+        bool stuck = vtpu_core_stuck(x->core);
+        if (vtpu_core_parking(x->core) || (!stuck && vtpu_sched_yields(x, false))) {
             return false;
         }
-        if (!x->hung) {
+        if (!x->hung && !stuck) {
             watch_if_wanted(x);
             return true;
         }

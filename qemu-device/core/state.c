@@ -60,6 +60,9 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
     VTPU_STREAM(s, core->sched.slice_us);
     VTPU_STREAM(s, time);
     VTPU_STREAM(s, core->ctx_root);
+    if (version >= 3) {
+        vtpu_stream_bool(s, &core->engine_resetting);
+    }
     if (!s->loading) {
         return;
     }
@@ -74,6 +77,21 @@ static void visit_device(VtpuCore *core, VtpuStream *s, uint32_t version)
     }
 }
 
+static void visit_sensors(VtpuCore *core, VtpuStream *s)
+{
+    VtpuSensors *sensors = &core->sensors;
+
+    if (!s->loading) {
+        vtpu_sensors_update(core);
+    }
+    VTPU_STREAM(s, sensors->energy_nj);
+    VTPU_STREAM(s, sensors->power_uw);
+    VTPU_STREAM(s, sensors->temperature_uc);
+    if (s->loading) {
+        vtpu_stream_check(s, vtpu_sensors_resume(core), "impossible values of the sensors");
+    }
+}
+
 static void visit_counters(VtpuCore *core, VtpuStream *s, uint32_t version)
 {
     _Atomic uint64_t *const counters[] = {
@@ -81,7 +99,6 @@ static void visit_counters(VtpuCore *core, VtpuStream *s, uint32_t version)
         &core->stat_ecc_corrected,
     };
 
-    (void)version;
     for (unsigned i = 0; i < sizeof(counters) / sizeof(*counters) + VTPU_NUM_ENGINES; i++) {
         _Atomic uint64_t *counter = i < VTPU_NUM_ENGINES ? &core->stat_engine[i]
                                                          : counters[i - VTPU_NUM_ENGINES];
@@ -89,12 +106,18 @@ static void visit_counters(VtpuCore *core, VtpuStream *s, uint32_t version)
         VTPU_STREAM(s, value);
         atomic_store(counter, value);
     }
+    if (version >= 2) {
+        visit_sensors(core, s);
+    }
 }
 
 static void visit_injections(VtpuCore *core, VtpuStream *s, uint32_t version)
 {
-    (void)version;
-    for (unsigned i = 0; i < VTPU_NUM_INJECTIONS; i++) {
+    unsigned known = version < 2   ? VTPU_INJECT_STUCK
+                     : version < 3 ? VTPU_INJECT_TEMPERATURE
+                                   : VTPU_NUM_INJECTIONS;
+
+    for (unsigned i = 0; i < known; i++) {
         uint64_t value = core->inject[i];
         VTPU_STREAM(s, value);
         if (s->loading && !s->error) {
@@ -325,9 +348,9 @@ static const struct {
     uint32_t id, version;
     VtpuStatePart *visit;
 } parts[] = {
-    { 0x49564544, 2, visit_device },     /* DEVI */
-    { 0x53544154, 1, visit_counters },   /* TATS */
-    { 0x53544c46, 1, visit_injections }, /* FLTS */
+    { 0x49564544, 3, visit_device },     /* DEVI */
+    { 0x53544154, 2, visit_counters },   /* TATS */
+    { 0x53544c46, 3, visit_injections }, /* FLTS */
     { 0x55455551, 2, visit_queues },     /* QUEU */
     { 0x4d454d56, 2, visit_vmem },       /* VMEM */
     { 0x4d4d4f43, 1, visit_commands },   /* COMM */

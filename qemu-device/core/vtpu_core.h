@@ -39,7 +39,7 @@ typedef enum VtpuCoreEvent {
     VTPU_EVENT_RACE, /* two instructions race: their pcs, in program order the later first */
 } VtpuCoreEvent;
 
-/* Faults on demand, and what their value is. A device reset ends the hangs alone. */
+/* Faults on demand, and what their value is. A device reset ends the hangs and STUCK alone. */
 typedef enum VtpuInjection {
     VTPU_INJECT_HANG,          /* 1: the next program never ends, but by a reset */
     VTPU_INJECT_HANG_PC,       /* the program that comes to this pc hangs there; UINT32_MAX none */
@@ -53,6 +53,8 @@ typedef enum VtpuInjection {
     VTPU_INJECT_RESET_STUCK,   /* 1: no reset of the device ends */
     VTPU_INJECT_HBM_SLOW,      /* what moves data to or from memory takes so many times as long */
     VTPU_INJECT_DEAD,          /* 1: registers read all ones, nothing happens; 0: as after a reset */
+    VTPU_INJECT_STUCK,         /* 1: a program keeps its queue RESETTING; 2: and the engines, too */
+    VTPU_INJECT_TEMPERATURE,   /* the physical function's SENSOR_TEMP; UINT32_MAX: the model's */
     VTPU_NUM_INJECTIONS
 } VtpuInjection;
 

@@ -40,6 +40,14 @@
 #define VTPU_MAX_CHIPS                           16
 #define VTPU_NUM_LINK_COUNTERS                   64
 #define VTPU_LINK_PACKET                         0x1000
+#define VTPU_SENSOR_SLEEP_MW                     2000
+#define VTPU_SENSOR_IDLE_MW                      0x3a98
+#define VTPU_SENSOR_ACTIVE_MW                    0xea60
+#define VTPU_SENSOR_AMBIENT_MC                   0x7530
+#define VTPU_SENSOR_MC_PER_W                     600
+#define VTPU_SENSOR_POWER_MS                     1000
+#define VTPU_SENSOR_THERMAL_MS                   0x2710
+#define VTPU_SENSOR_CRITICAL_MC                  0x17318
 
 /* BAR0 registers; VTPU_Q_* are of queue 0, VTPU_QUEUE_STRIDE apart */
 #define VTPU_QUEUE_OFFSET                        0x4000
@@ -49,6 +57,8 @@
 #define VTPU_REG_ISA_VERSION                     0x0008
 #define VTPU_REG_CAPS                            0x000c
 #define VTPU_CAPS_TIMING                         0x10u
+#define VTPU_CAPS_ENGINE_RESET                   0x20u
+#define VTPU_CAPS_SENSORS                        0x40u
 #define VTPU_REG_HBM_SIZE                        0x0010
 #define VTPU_REG_VMEM_SIZE                       0x0018
 #define VTPU_REG_NUM_QUEUES                      0x001c
@@ -58,6 +68,7 @@
 #define VTPU_REG_CTRL                            0x0040
 #define VTPU_CTRL_ENABLE                         0x1u
 #define VTPU_CTRL_RESET                          0x2u
+#define VTPU_CTRL_ENGINE_RESET                   0x4u
 #define VTPU_REG_STATUS                          0x0044
 #define VTPU_STATUS_READY                        0x1u
 #define VTPU_STATUS_RESETTING                    0x2u
@@ -76,6 +87,10 @@
 #define VTPU_REG_STAT_BUSY_NS                    0x0090
 #define VTPU_REG_STAT_HBM_BYTES                  0x0098
 #define VTPU_REG_STAT_ECC_CORRECTED              0x00a0
+#define VTPU_REG_SENSOR_TEMP                     0x00c0
+#define VTPU_REG_SENSOR_TEMP_CRITICAL            0x00c4
+#define VTPU_REG_SENSOR_POWER                    0x00c8
+#define VTPU_REG_SENSOR_ENERGY                   0x00d0
 #define VTPU_REG_MODEL_MHZ                       0x0100
 #define VTPU_REG_STAT_MODEL_CYCLES               0x0108
 #define VTPU_REG_STAT_MODEL_HBM_READ             0x0110

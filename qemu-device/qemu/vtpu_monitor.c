@@ -45,6 +45,10 @@ static const VtpuInjectionProperty vtpu_injections[] = {
       "how many times as long data takes to or from memory" },
     { "inject-dead", VTPU_INJECT_DEAD, true,
       "its BARs read all ones and take no writes" },
+    { "inject-stuck", VTPU_INJECT_STUCK, false,
+      "1: resets of a queue whose program runs do not end; 2: nor of the engines" },
+    { "inject-temperature", VTPU_INJECT_TEMPERATURE, false,
+      "what SENSOR_TEMP shows, in millidegrees (0xffffffff: the model's)" },
 };
 
 static bool vtpu_is_running(VtpuState *s, const char *name, Error **errp)

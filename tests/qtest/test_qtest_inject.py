@@ -29,7 +29,7 @@ def _code(vtpu: Vtpu, space: AddressSpace, code: bytes) -> int:
 def test_every_property_is_documented_and_describes_itself(vtpu: Vtpu) -> None:
     listed = vtpu.qemu.qmp("qom-list-properties", typename="vtpu")
     ours = {p["name"]: p for p in listed if p["name"].startswith("inject-") or p["name"] == "state"}
-    assert len(ours) == 13
+    assert len(ours) == 15
     readme = (REPO / "qemu-device" / "README.md").read_text()
     for name, entry in ours.items():
         assert f"`{name}`" in readme
@@ -41,6 +41,7 @@ def test_values_out_of_range_are_refused(vtpu: Vtpu) -> None:
         ("irq-spurious", D["NUM_MSIX"], f"it is 0 to {D['NUM_MSIX'] - 1}"),
         ("hang-pc", 1, f"it is a multiple of 64 below {D['MAX_CODE_BYTES']}"),
         ("hbm-slow", 0, "it is 1 to 1048576"),
+        ("temperature", 1000001, "it is 0 to 1000000, or 4294967295"),
     ):
         with pytest.raises(RuntimeError, match=f"inject-{fault} cannot be {value}: {limit}"):
             vtpu.inject(fault, value)
@@ -168,6 +169,36 @@ def test_stuck_reset(vtpu: Vtpu) -> None:
     assert vtpu.reg("RESET_COUNT") == count + 1 and vtpu.reg("TEST_SCRATCH") == 0
     vtpu.enable()
     Queue(vtpu, 0).do("NOP")
+
+
+@pytest.mark.parametrize("engines", [False, True])
+def test_stuck_queue_and_engines(vtpu: Vtpu, space: AddressSpace, engines: bool) -> None:
+    """What a queue's reset does not end, that of the engines does, or the device's at last."""
+    code = ins("NOP") + ins("JMP", target=0)
+    queue, other = Queue(vtpu, 0), Queue(vtpu, 1)
+    vtpu.inject("stuck", 2 if engines else 1)
+    queue.push("RUN", queue.run(_code(vtpu, space, code), len(code)))
+    wait_for(lambda: queue.state == "RUNNING", "running")
+    queue.set("CTRL", D["Q_CTRL_RESET"])
+    other.push("NOP")
+    vtpu.set("TEST_IRQ", 9)
+    vtpu.wait_interrupt(9)
+    assert queue.state == "RESETTING" and other.fence == 0
+
+    vtpu.set("CTRL", D["CTRL_ENGINE_RESET"])
+    if engines:
+        vtpu.set("TEST_IRQ", 9)
+        vtpu.wait_interrupt(9)
+        assert vtpu.reg("STATUS") & D["STATUS_RESETTING"]
+        vtpu.set("CTRL", D["CTRL_RESET"])
+    vtpu.wait_reset()
+    assert queue.state == "DISABLED" and vtpu.property("inject-stuck") == 0
+    vtpu.set("CTRL", D["CTRL_ENABLE"])
+    if engines:
+        assert other.state == "DISABLED"
+    else:
+        vtpu.wait_interrupt(other.vector)
+        assert other.fence == 1
 
 
 def test_slow_memory_blocks_nobody(vtpu: Vtpu, space: AddressSpace) -> None:

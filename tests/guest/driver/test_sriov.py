@@ -82,6 +82,8 @@ def test_all_functions_at_once(guest: Any) -> None:
         guest.run(["realpath", f"/sys/class/accel/{node}/device/iommu_group"]).text
         for node in nodes
     }
+    # The sensors are the chip's, and those of the physical function.
+    assert guest.run("ls -d /sys/class/accel/accel*/device/hwmon/*").check().text.count("\n") == 1
     assert len(groups) == 3  # each can be given to an owner of its own
     sizes = {
         node: int(

@@ -18,7 +18,7 @@ REPO = Path(__file__).parents[3]
 sys.path[:0] = [str(REPO / "compiler"), str(Path(__file__).parent)]
 
 from fabric import Fabric, OpenFabric  # noqa: E402
-from machine import Machine, Queue, load_library  # noqa: E402
+from machine import Chip, Machine, OpenFunctions, Queue, load_library  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -55,6 +55,26 @@ def machine(open_machine: Callable[..., Machine]) -> Machine:
 @pytest.fixture
 def queue(machine: Machine) -> Queue:
     return Queue(machine)
+
+
+@pytest.fixture
+def open_functions(library: ctypes.CDLL) -> Iterator[OpenFunctions]:
+    """Functions of one chip, enabled, context 0 identity-mapped."""
+    with ExitStack() as stack:
+
+        def make(count: int) -> list[Machine]:
+            chip = Chip(library)
+            stack.callback(chip.close)
+            machines = [
+                stack.enter_context(Machine(library, chip=chip, function=number))
+                for number in range(count)
+            ]
+            for machine in machines:
+                machine.identity()
+                machine.enable()
+            return machines
+
+        yield make
 
 
 @pytest.fixture

@@ -144,6 +144,9 @@ class Chip:
         self.lib.vtpu_chip_free(self.handle)
 
 
+OpenFunctions = Callable[[int], "list[Machine]"]
+
+
 class Machine:
     """One device, or a function of a chip. Context 0 maps HBM at its own offsets by default."""
 

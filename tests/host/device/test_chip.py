@@ -3,41 +3,17 @@
 
 from __future__ import annotations
 
-import ctypes
 import random
 import struct
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
 
 import pytest
 from asm import R, ins, pc, program, vmem_program
-from machine import SYSTEM_BASE, Chip, D, Machine, Queue
+from machine import SYSTEM_BASE, D, Machine, OpenFunctions, Queue
 
 MIB = 1 << 20
 SYSTEM_VA = 1 << 31
 PROGRESS = 0x80000  # HBM offset where a program that never ends counts its rounds
-OpenFunctions = Callable[[int], list[Machine]]
-
-
-@pytest.fixture
-def open_functions(library: ctypes.CDLL) -> Iterator[OpenFunctions]:
-    """Functions of one chip, enabled, context 0 identity-mapped."""
-    with ExitStack() as stack:
-
-        def make(count: int) -> list[Machine]:
-            chip = Chip(library)
-            stack.callback(chip.close)
-            machines = [
-                stack.enter_context(Machine(library, chip=chip, function=number))
-                for number in range(count)
-            ]
-            for machine in machines:
-                machine.identity()
-                machine.enable()
-            return machines
-
-        yield make
 
 
 def start(queue: Queue, command: str, payload: bytes) -> int:

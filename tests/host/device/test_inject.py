@@ -9,7 +9,7 @@ from asm import ins, pc, program
 from machine import EXEC, INJECTIONS, SYSTEM_BASE, D, Machine, Queue
 from vtpu_compiler import hw
 
-IDLE = {"HANG_PC": 0xFFFFFFFF, "HBM_SLOW": 1}
+IDLE = {"HANG_PC": 0xFFFFFFFF, "HBM_SLOW": 1, "TEMPERATURE": 0xFFFFFFFF}
 
 
 def test_nothing_is_injected_at_first(machine: Machine) -> None:
@@ -29,6 +29,8 @@ def test_nothing_is_injected_at_first(machine: Machine) -> None:
         ("HBM_SLOW", 0),
         ("HBM_SLOW", (1 << 20) + 1),
         ("DEAD", 2),
+        ("STUCK", 3),
+        ("TEMPERATURE", 1_000_001),
     ],
 )
 def test_bad_values_are_refused(machine: Machine, fault: str, value: int) -> None:

@@ -17,8 +17,10 @@ sys.path.insert(0, str(Path(__file__).parent))
 import numerics_reference as reference
 from kernels_lib import (
     BF16,
+    BF16_TILES,
     F16,
     F32,
+    I8,
     Q4_0,
     Q4_1,
     Q8_0,
@@ -155,6 +157,38 @@ def test_matmul_extremes_stay_exact(scalar, vector, fmt, rows):
             want = reference.matmul(x, q, ones, ones, fmt)
             same(scalar.matmul(x, tiles, 16, fmt), want)
             same(vector.matmul(x, tiles, 16, fmt), want)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 49])
+def test_byte_products_stay_exact(scalar, vector, rows):
+    """Neighbours at their limits, with every pair of signs: no saturation of pairs."""
+    extremes = np.array([-128, -127, 127, -128, 0, 127, -1, 1], np.int8)
+    rng = np.random.default_rng(rows)
+    w = rng.choice(extremes, (16, 128))
+    w[:8] = np.repeat(extremes, 128).reshape(8, 128)
+    x = rng.choice(np.array([-1, 1], np.float32), (rows, 128))
+    x[0] = 1
+    d = np.ones(16, np.float32)
+    tiles = reference.make_wide_tiles(w, d, I8)
+    want = reference.matmul_i8(x, w, d)
+    same(scalar.matmul(x, tiles, 16, I8), want)
+    same(vector.matmul(x, tiles, 16, I8), want)
+
+
+@pytest.mark.parametrize("fmt", [I8, BF16_TILES])
+@pytest.mark.parametrize("accumulate", [False, True])
+def test_large_products_agree(scalar, vector, fmt, accumulate):
+    """Past the blocks of rows, columns and tile rows that a path cuts a product into."""
+    for rows, n, k in ((131, 48, 1088), (98, 16 * 19, 576), (260, 16, 64)):
+        rng = np.random.default_rng(rows)
+        w = rng.integers(-128, 128, (n, k), np.int8)
+        if fmt == BF16_TILES:
+            w = reference.to_bf16(numbers(rng, (n, k), 0.001))
+        tiles = reference.make_wide_tiles(w, numbers(rng, n), fmt)
+        x = numbers(rng, (rows, k), 0.0001)
+        before = numbers(rng, (rows, n)) if accumulate else None
+        want = scalar.matmul(x, tiles, n, fmt, before)
+        same(vector.matmul(x, tiles, n, fmt, before, 16, n // 32), want)
 
 
 def test_a_row_does_not_depend_on_the_others(vector):

@@ -475,12 +475,13 @@ NOT_STATE = {
         "begin paused rests_from slice_end slice_left watchdog expired alarm asleep_until steps",
         "of the stretch of the command that runs; a machine at rest has none",
     ),
+    "VtpuSensors": _all("seen_ns held_ns", "of this host's clock and of this chip"),
     "VtpuCore": _all(
         "ops opaque hbm kernels threads schedule_seed stepped lock wake changed thread pool "
         "chip own_chip share function timer timer_thread timing_trace timing_trace_end "
         "attention stop busy lent serve_short exiting park parked running context_changed "
         "time_base parked_ns still_ns inject_armed tlb program program_clock buffer "
-        "dirty_start dirty_end undo restartable link check_races",
+        "dirty_start dirty_end undo restartable link check_races stuck",
         "of the process, a property, follows from others, or empty while parked",
     ),
 }
@@ -501,7 +502,7 @@ def _fields(struct_name: str) -> set[str]:
 @pytest.mark.parametrize(
     "name",
     ["VtpuVmem", "VtpuProgram", "VtpuIssued", "VtpuEngine", "VtpuFault", "VtpuExec", "VtpuQueue",
-     "VtpuSched", "VtpuTiming", "VtpuActor", "VtpuTimed", "VtpuCost", "VtpuCore"],
+     "VtpuSched", "VtpuSensors", "VtpuTiming", "VtpuActor", "VtpuTimed", "VtpuCost", "VtpuCore"],
 )  # fmt: skip
 def test_every_field_is_state_or_said_not_to_be(name: str) -> None:
     """Whoever adds a field decides: state.c visits it, or it is named above."""
@@ -519,16 +520,22 @@ def _as_of_version_1(state: bytes) -> bytes:
     while at < len(state):
         name = state[at : at + 4]
         version, length = struct.unpack_from("<IQ", state, at + 4)
-        assert version == (2 if name in (b"DEVI", b"QUEU", b"VMEM") else 1)
+        versions = {b"DEVI": 3, b"TATS": 2, b"FLTS": 3, b"QUEU": 2, b"VMEM": 2}
+        assert version == versions.get(name, 1)
         body = state[at + 16 : at + 16 + length]
         at += 16 + length
         if name == b"DEVI":
-            body = body[:16] + body[20:]  # without the upper half of the queues in error
+            # Without the upper half of the queues in error, and engine resets.
+            body = body[:16] + body[20:-1]
+        elif name == b"FLTS":
+            body = body[:-16]  # the last two faults are newer
         elif name == b"QUEU":
             body = body[: len(body) // 2]
         elif name == b"VMEM":
             assert not any(body[-32:])  # no image but in the first places
             body = body[:-32]
+        elif name == b"TATS":
+            body = body[:-24]  # without the sensors
         out += name + struct.pack("<IQ", 1, len(body)) + body
     return out
 
@@ -549,3 +556,22 @@ def test_a_state_of_a_device_with_32_queues(open_machine: Callable[..., Machine]
     assert target.read(D["REG_Q_QSTATUS"] + 63 * D["QUEUE_STRIDE"]) == hw.QUEUE_STATE["DISABLED"]
     target.quiesce()
     assert target.load(old + b"\0") != ""
+
+
+def test_the_sensors_go_on(open_machine: Callable[..., Machine]) -> None:
+    source, target = open_machine(), open_machine()
+    source.identity()
+    source.enable()
+    queue = Queue(source)
+    while source.reg("SENSOR_TEMP") <= target.reg("SENSOR_TEMP"):
+        queue.do("FILL", struct.pack("<QQI", AT, 32 << 20, 7))
+    source.inject("TEMPERATURE", 88_000)
+    source.quiesce()
+    energy, power = source.reg("SENSOR_ENERGY", 8), source.reg("SENSOR_POWER")
+    target.quiesce()
+    assert target.load(source.save()) == ""
+    assert target.reg("SENSOR_ENERGY", 8) == energy and target.reg("SENSOR_POWER") == power
+    assert target.reg("SENSOR_TEMP") == 88_000
+    target.inject("TEMPERATURE", 0xFFFFFFFF)
+    source.inject("TEMPERATURE", 0xFFFFFFFF)
+    assert target.reg("SENSOR_TEMP") == source.reg("SENSOR_TEMP")
