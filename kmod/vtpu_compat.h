@@ -13,6 +13,22 @@ static inline bool vma_is_cow_mapping(const struct vm_area_struct *vma)
 }
 #endif
 
+#if !IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)
+static inline vm_fault_t vtpu_insert_pfn_pmd(struct vm_fault *vmf, unsigned long pfn, bool write)
+{
+	return VM_FAULT_FALLBACK;
+}
+#elif !defined(VTPU_HAVE_PMD_PFN)
+#include <linux/pfn_t.h>
+
+static inline vm_fault_t vtpu_insert_pfn_pmd(struct vm_fault *vmf, unsigned long pfn, bool write)
+{
+	return vmf_insert_pfn_pmd(vmf, __pfn_to_pfn_t(pfn, PFN_DEV), write);
+}
+#else
+#define vtpu_insert_pfn_pmd vmf_insert_pfn_pmd
+#endif
+
 /* Where it has no name it is what a queue is that does not ask for WQ_UNBOUND. */
 #ifndef VTPU_HAVE_WQ_PERCPU
 #define WQ_PERCPU 0

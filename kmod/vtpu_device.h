@@ -43,6 +43,7 @@
 #include <linux/notifier.h>
 #include <linux/pci.h>
 #include <linux/rwsem.h>
+#include <linux/timer.h>
 #include <linux/wait.h>
 #include <linux/workqueue.h>
 #include <linux/xarray.h>
@@ -73,6 +74,11 @@ struct vtpu_vm;
 struct vtpu_vector {
 	struct vtpu_device *vdev;
 	unsigned int index;
+	int irq;
+	/* Of completions: */
+	unsigned long tick;		/* when it interrupted last; its handler's */
+	unsigned int interrupts;	/* in that tick; its handler's */
+	struct timer_list unmask;	/* pending while it is masked */
 };
 
 struct vtpu_device {
@@ -112,6 +118,8 @@ struct vtpu_device {
 	u64 hbm_evicted;		/* bytes that belong there but are not; hbm_lock */
 	u64 hbm_evictions;		/* hbm_lock */
 	struct list_head hbm_buffers;	/* of struct vtpu_bo, wherever they are; hbm_lock */
+	wait_queue_head_t hbm_wait;	/* for hbm_settlings to grow: vtpu_hbm_settled() */
+	u64 hbm_settlings;		/* hbm_lock */
 
 	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
@@ -199,6 +207,8 @@ int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
 int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node);
 int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node);
 void vtpu_hbm_free(struct vtpu_device *vdev, struct drm_mm_node *node);
+void vtpu_hbm_free_locked(struct vtpu_device *vdev, struct drm_mm_node *node);
+void vtpu_hbm_settled(struct vtpu_device *vdev);
 
 /* A buffer that can use huge pages can use them wherever it is placed. */
 static inline u64 vtpu_hbm_alignment(u64 size)

@@ -165,6 +165,7 @@ static const struct file_operations vtpu_fops = {
 	.read = drm_read,
 	.llseek = noop_llseek,
 	.mmap = vtpu_mmap,
+	.get_unmapped_area = vtpu_get_unmapped_area,
 	.fop_flags = FOP_UNSIGNED_OFFSET,
 	.show_fdinfo = drm_show_fdinfo,
 };

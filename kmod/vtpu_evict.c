@@ -137,19 +137,25 @@ static void vtpu_candidates_put(struct list_head *candidates)
 
 /*
  * Buffers in HBM that the current validation does not want, held by nothing
- * worse than most; the oldest first, with references.
+ * worse than most; the oldest first, with references. Are there others that
+ * cannot leave just now, because they have only come or are about to be freed?
  */
-static void vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_use most,
+static bool vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_use most,
 				struct list_head *candidates)
 {
 	struct vtpu_bo *bo, *next;
+	bool unsettled = false;
 	LIST_HEAD(others);
 
 	mutex_lock(&vdev->hbm_lock);
-	list_for_each_entry(bo, &vdev->hbm_buffers, hbm_link)
-		if (!bo->evicted && bo->validation != vdev->validation &&
-		    kref_get_unless_zero(&bo->shmem.base.refcount))
+	list_for_each_entry(bo, &vdev->hbm_buffers, hbm_link) {
+		if (bo->evicted || bo->validation == vdev->validation)
+			continue;
+		if (!bo->raw && kref_get_unless_zero(&bo->shmem.base.refcount))
 			list_add_tail(&bo->candidate, candidates);
+		else
+			unsettled = true;
+	}
 	mutex_unlock(&vdev->hbm_lock);
 
 	list_for_each_entry_safe(bo, next, candidates, candidate) {
@@ -160,6 +166,7 @@ static void vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_use most,
 	}
 	vtpu_candidates_put(&others);
 	list_sort(NULL, candidates, vtpu_older_first);
+	return unsettled;
 }
 
 /* Moves those to victims whose going makes a hole of the size. */
@@ -205,11 +212,14 @@ static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, enum vtpu_use m
 {
 	LIST_HEAD(candidates);
 	LIST_HEAD(victims);
+	bool unsettled;
 	int ret;
 
-	vtpu_candidates_get(vdev, most, &candidates);
+	unsettled = vtpu_candidates_get(vdev, most, &candidates);
 	ret = vtpu_choose_victims(vdev, size, &candidates, &victims);
 	vtpu_candidates_put(&candidates);
+	if (ret == -ENOSPC && unsettled)
+		return -EAGAIN;
 	return ret ?: vtpu_evict_list(&victims);
 }
 
@@ -340,20 +350,36 @@ static int vtpu_vm_make_resident(struct vtpu_vm *vm)
 
 /*
  * Calls with residency_lock held, again as long as jobs keep busy what is in
- * the way. In between everybody else can go on.
+ * the way (-EBUSY), or buffers come and go (-EAGAIN). In between everybody else
+ * can go on. It is given up when nothing has changed for a while, not when others
+ * were quicker.
  */
 static int vtpu_with_residency(struct vtpu_device *vdev, int (*function)(void *), void *data)
 {
-	int ret;
+	unsigned int tries = 0;
+	long ret;
 
-	for (unsigned int i = 0; i < DRAIN_TRIES; i++) {
+	while (tries < DRAIN_TRIES) {
+		u64 settlings = READ_ONCE(vdev->hbm_settlings);
+
 		ret = mutex_lock_interruptible(&vdev->residency_lock);
 		if (ret)
 			return ret;
 		ret = function(data);
 		mutex_unlock(&vdev->residency_lock);
-		if (ret != -EBUSY)
+		if (ret == -EAGAIN) {
+			ret = wait_event_interruptible_timeout(vdev->hbm_wait,
+							       READ_ONCE(vdev->hbm_settlings) !=
+							       settlings,
+							       msecs_to_jiffies(DRAIN_MS));
+			if (ret < 0)
+				return ret;
+			tries += !ret;
+		} else if (ret == -EBUSY) {
+			tries++;
+		} else {
 			return ret;
+		}
 	}
 	return -ENOSPC;
 }
@@ -362,12 +388,19 @@ static int vtpu_bo_place_locked(void *data)
 {
 	struct vtpu_bo *bo = data;
 	struct vtpu_device *vdev = vtpu_bo_device(bo);
+	int ret;
 
 	vdev->validation++;
-	return vtpu_place(vdev, &bo->hbm, bo->shmem.base.size);
+	ret = vtpu_place(vdev, &bo->hbm, bo->shmem.base.size);
+	if (ret)
+		return ret;
+	mutex_lock(&vdev->hbm_lock);
+	list_add_tail(&bo->hbm_link, &vdev->hbm_buffers);
+	mutex_unlock(&vdev->hbm_lock);
+	return 0;
 }
 
-/* A place for a new buffer, which is not on vdev->hbm_buffers yet. */
+/* A place for a new buffer, which stays there as long as it is raw. */
 int vtpu_bo_place(struct vtpu_bo *bo)
 {
 	return vtpu_with_residency(vtpu_bo_device(bo), vtpu_bo_place_locked, bo);

@@ -2,7 +2,9 @@
 /* Interrupts: completions, and the queues that the device stopped. */
 
 #include <linux/interrupt.h>
+#include <linux/jiffies.h>
 #include <linux/pci.h>
+#include <linux/timer.h>
 #include <drm/drm_print.h>
 
 #include "vtpu_coredump.h"
@@ -10,6 +12,9 @@
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
+
+/* Of one vector. Above what jobs that a process waits for one by one come to. */
+#define IRQS_A_TICK	(32000 / HZ)
 
 /*
  * The record stays in the device until the queue is reset, so it is copied
@@ -89,12 +94,49 @@ static irqreturn_t vtpu_irq_error(int irq, void *data)
 	return IRQ_HANDLED;
 }
 
+/* ---- Moderation ---- */
+
+static void vtpu_vector_unmask(struct timer_list *timer)
+{
+	struct vtpu_vector *vector = container_of(timer, struct vtpu_vector, unmask);
+
+	enable_irq(vector->irq);
+}
+
+/*
+ * What a process writes into its own queue's ring may interrupt with each entry,
+ * for as long as it likes, at the expense of whoever runs on this processor. One
+ * that does so too often is masked until the next tick; meanwhile the device keeps
+ * what it has to tell, and one interrupt then tells it all.
+ */
+static void vtpu_vector_moderate(struct vtpu_vector *vector)
+{
+	if (time_after(jiffies, vector->tick)) {
+		vector->tick = jiffies;
+		vector->interrupts = 0;
+	}
+	if (++vector->interrupts == IRQS_A_TICK) {
+		disable_irq_nosync(vector->irq);
+		mod_timer(&vector->unmask, jiffies + 1);
+	}
+}
+
+/* Before the interrupt is freed: no handler masks it after this, no timer unmasks it. */
+static void vtpu_vector_fini(void *data)
+{
+	struct vtpu_vector *vector = data;
+
+	disable_irq(vector->irq);
+	timer_delete_sync(&vector->unmask);
+}
+
 /* No register is read: the fence words in memory say what is finished. */
 static irqreturn_t vtpu_irq_completion(int irq, void *data)
 {
 	struct vtpu_vector *vector = data;
 	struct vtpu_device *vdev = vector->vdev;
 
+	vtpu_vector_moderate(vector);
 	if (vtpu_inject(vdev, VTPU_INJECT_IRQ))
 		return IRQ_HANDLED;
 	for (unsigned int i = vector->index - 1; i < vdev->num_queues; i += vdev->num_vectors - 1)
@@ -113,9 +155,15 @@ int vtpu_irq_init(struct vtpu_device *vdev)
 
 		vector->vdev = vdev;
 		vector->index = i;
-		ret = devm_request_irq(vdev->drm.dev, pci_irq_vector(pdev, i),
+		vector->irq = pci_irq_vector(pdev, i);
+		vector->tick = jiffies;
+		timer_setup(&vector->unmask, vtpu_vector_unmask, 0);
+		ret = devm_request_irq(vdev->drm.dev, vector->irq,
 				       i ? vtpu_irq_completion : vtpu_irq_error, 0,
 				       "vtpu", vector);
+		if (ret)
+			return ret;
+		ret = devm_add_action_or_reset(vdev->drm.dev, vtpu_vector_fini, vector);
 		if (ret)
 			return ret;
 	}

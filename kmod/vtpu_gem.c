@@ -163,15 +163,16 @@ static void vtpu_hbm_bo_free(struct drm_gem_object *obj)
 	struct vtpu_bo *bo = to_vtpu_bo(obj);
 
 	vtpu_bo_fini(bo);
+	/* At once: who looks for room finds it listed or its place free. */
 	mutex_lock(&vdev->hbm_lock);
 	list_del(&bo->hbm_link);
 	if (bo->evicted)
 		vdev->hbm_evicted -= obj->size;
+	else
+		vtpu_hbm_free_locked(vdev, &bo->hbm);
 	mutex_unlock(&vdev->hbm_lock);
 	if (bo->evicted)
 		vtpu_bo_drop_contents(bo);
-	else
-		vtpu_hbm_free(vdev, &bo->hbm);
 	mem_cgroup_put(bo->memcg);
 	drm_gem_object_release(obj);
 	if (bo->unplugged)
@@ -191,38 +192,64 @@ static vm_fault_t vtpu_hbm_fault_unplugged(struct vm_fault *vmf, struct vtpu_bo 
 				   vm_get_page_prot(vmf->vma->vm_flags));
 }
 
-/*
- * Fills in the whole 2 MiB around the address, as far as it lies in the vma:
- * weights are written from end to end, and a fault a page would be dear.
- */
-static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *bo)
+/* Where the buffer's byte at that address of the vma lies on the bus. */
+static u64 vtpu_hbm_phys(const struct vm_area_struct *vma, const struct vtpu_bo *bo,
+			 unsigned long addr)
+{
+	u64 page = vma->vm_pgoff - drm_vma_node_start(&bo->shmem.base.vma_node);
+
+	return to_vtpu(bo->shmem.base.dev)->hbm_base + bo->hbm.start + (page << PAGE_SHIFT) +
+	       (addr - vma->vm_start);
+}
+
+/* A huge page around the address, if it lies in the vma and fits the memory. */
+static vm_fault_t vtpu_hbm_insert_huge(struct vm_fault *vmf, struct vtpu_bo *bo)
 {
 	struct vm_area_struct *vma = vmf->vma;
-	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
+	unsigned long addr = ALIGN_DOWN(vmf->address, PMD_SIZE);
+	u64 phys = vtpu_hbm_phys(vma, bo, addr);
+
+	if (addr < vma->vm_start || addr + PMD_SIZE > vma->vm_end || !IS_ALIGNED(phys, PMD_SIZE))
+		return VM_FAULT_FALLBACK;
+	return vtpu_insert_pfn_pmd(vmf, phys >> PAGE_SHIFT, vma->vm_flags & VM_WRITE);
+}
+
+/*
+ * All of the 2 MiB around the address, as far as it lies in the vma: weights are
+ * written from end to end, and a fault a page would be dear.
+ */
+static vm_fault_t vtpu_hbm_insert_pages(struct vm_fault *vmf, struct vtpu_bo *bo)
+{
+	struct vm_area_struct *vma = vmf->vma;
 	unsigned long addr = max(ALIGN_DOWN(vmf->address, PMD_SIZE), vma->vm_start);
 	unsigned long end = min(ALIGN_DOWN(vmf->address, PMD_SIZE) + PMD_SIZE, vma->vm_end);
+	u64 phys = vtpu_hbm_phys(vma, bo, addr);
 	vm_fault_t ret = VM_FAULT_NOPAGE;
-	u64 phys;
+
+	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
+		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
+	return ret;
+}
+
+static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *bo, bool huge)
+{
+	struct vtpu_device *vdev = to_vtpu(bo->shmem.base.dev);
+	vm_fault_t ret;
 	int idx;
 
 	vtpu_bar_lock(vdev);
-	if (!vtpu_dev_enter(vdev, &idx)) {
-		vtpu_bar_unlock(vdev);
-		return vtpu_hbm_fault_unplugged(vmf, bo);
+	if (vtpu_dev_enter(vdev, &idx)) {
+		ret = huge ? vtpu_hbm_insert_huge(vmf, bo) : vtpu_hbm_insert_pages(vmf, bo);
+		vtpu_dev_exit(vdev, idx);
+	} else {
+		ret = huge ? VM_FAULT_FALLBACK : vtpu_hbm_fault_unplugged(vmf, bo);
 	}
-
-	phys = vdev->hbm_base + bo->hbm.start + (addr - vma->vm_start) +
-	       ((u64)(vma->vm_pgoff - drm_vma_node_start(&bo->shmem.base.vma_node)) << PAGE_SHIFT);
-	for (; addr < end && ret == VM_FAULT_NOPAGE; addr += PAGE_SIZE, phys += PAGE_SIZE)
-		ret = vmf_insert_pfn(vma, addr, phys >> PAGE_SHIFT);
-
-	vtpu_dev_exit(vdev, idx);
 	vtpu_bar_unlock(vdev);
 	return ret;
 }
 
 /* Under its lock the buffer stays where it is; who moves it unmaps it here. */
-static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
+static vm_fault_t vtpu_hbm_fault_any(struct vm_fault *vmf, bool huge)
 {
 	struct vtpu_bo *bo = to_vtpu_bo(vmf->vma->vm_private_data);
 	vm_fault_t ret;
@@ -235,9 +262,9 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 		mutex_lock(&bo->lock);
 	}
 	if (!error)
-		ret = vtpu_hbm_fault_resident(vmf, bo);
+		ret = vtpu_hbm_fault_resident(vmf, bo, huge);
 	else if (error == -ENODEV)
-		ret = vtpu_hbm_fault_unplugged(vmf, bo);
+		ret = huge ? VM_FAULT_FALLBACK : vtpu_hbm_fault_unplugged(vmf, bo);
 	else if (error == -EINTR || error == -ERESTARTSYS)
 		ret = VM_FAULT_NOPAGE;
 	else
@@ -246,8 +273,20 @@ static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
 	return ret;
 }
 
+static vm_fault_t vtpu_hbm_fault(struct vm_fault *vmf)
+{
+	return vtpu_hbm_fault_any(vmf, false);
+}
+
+/* Where this falls back the kernel goes on with a page. */
+static vm_fault_t vtpu_hbm_huge_fault(struct vm_fault *vmf, unsigned int order)
+{
+	return order == PMD_ORDER ? vtpu_hbm_fault_any(vmf, true) : VM_FAULT_FALLBACK;
+}
+
 static const struct vm_operations_struct vtpu_hbm_vm_ops = {
 	.fault = vtpu_hbm_fault,
+	.huge_fault = vtpu_hbm_huge_fault,
 	.open = drm_gem_vm_open,
 	.close = drm_gem_vm_close,
 };
@@ -263,6 +302,15 @@ static int vtpu_hbm_mmap(struct drm_gem_object *obj, struct vm_area_struct *vma)
 	vma->vm_ops = &vtpu_hbm_vm_ops;
 	return 0;
 }
+
+#if IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)
+/* Buffers in HBM begin at a huge page, whatever their offset in the file. */
+unsigned long vtpu_get_unmapped_area(struct file *file, unsigned long addr, unsigned long len,
+				     unsigned long pgoff, unsigned long flags)
+{
+	return thp_get_unmapped_area(file, addr, len, 0, flags);
+}
+#endif
 
 static const struct drm_gem_object_funcs vtpu_hbm_bo_funcs = {
 	.free = vtpu_hbm_bo_free,
@@ -293,26 +341,28 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	ret = drm_gem_create_mmap_offset(&bo->shmem.base);
 	if (ret)
 		goto err_free;
+	bo->memcg = get_mem_cgroup_from_mm(current->mm);
+	bo->last_use = atomic64_inc_return(&vdev->uses);
+	bo->raw = true;
 	ret = vtpu_bo_place(bo);
 	if (ret)
 		goto err_free;
 	vtpu_bar_lock(vdev);
 	ret = vtpu_hbm_clear(vdev, &bo->hbm);
 	vtpu_bar_unlock(vdev);
-	if (ret)
-		goto err_place;
 
 	/* Only now can it be evicted. */
-	bo->memcg = get_mem_cgroup_from_mm(current->mm);
-	bo->last_use = atomic64_inc_return(&vdev->uses);
 	mutex_lock(&vdev->hbm_lock);
-	list_add_tail(&bo->hbm_link, &vdev->hbm_buffers);
+	bo->raw = false;
+	vtpu_hbm_settled(vdev);
 	mutex_unlock(&vdev->hbm_lock);
-	return bo;
+	if (!ret)
+		return bo;
+	drm_gem_object_put(&bo->shmem.base);
+	return ERR_PTR(ret);
 
-err_place:
-	vtpu_hbm_free(vdev, &bo->hbm);
 err_free:
+	mem_cgroup_put(bo->memcg);
 	drm_gem_object_release(&bo->shmem.base);
 	vtpu_bo_fini(bo);
 	kfree(bo);

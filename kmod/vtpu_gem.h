@@ -40,6 +40,7 @@ struct vtpu_bo {
 	struct mem_cgroup *memcg;	/* the creator's, charged for the contents */
 
 	struct list_head hbm_link;	/* vdev->hbm_buffers; hbm_lock */
+	bool raw;			/* not cleared yet, and stays until then; hbm_lock */
 	u64 last_use;			/* by vdev->uses, its address spaces' apart; lock */
 	u64 age;			/* last use of all; residency_lock */
 	u64 validation;			/* the last that wants it; residency_lock */
@@ -82,6 +83,12 @@ void vtpu_bo_track_dma(struct vtpu_bo *bo);
 void vtpu_gem_unmap_dma(struct vtpu_device *vdev);
 int vtpu_sgt_check(struct vtpu_device *vdev, struct sg_table *sgt);
 struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size);
+#if IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)
+unsigned long vtpu_get_unmapped_area(struct file *file, unsigned long addr, unsigned long len,
+				     unsigned long pgoff, unsigned long flags);
+#else
+#define vtpu_get_unmapped_area NULL
+#endif
 int vtpu_bo_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_bo_info_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_bo_wait_ioctl(struct drm_device *drm, void *data, struct drm_file *file);

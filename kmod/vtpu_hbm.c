@@ -23,6 +23,7 @@ int vtpu_hbm_init(struct vtpu_device *vdev)
 {
 	vdev->hbm_for_buffers = vdev->hbm_size - vdev->hbm_size / TABLES_SHARE;
 	INIT_LIST_HEAD(&vdev->hbm_buffers);
+	init_waitqueue_head(&vdev->hbm_wait);
 	drm_mm_init(&vdev->hbm_mm, 0, vdev->hbm_size);
 	return drmm_add_action_or_reset(&vdev->drm, vtpu_hbm_fini, NULL);
 }
@@ -93,10 +94,25 @@ int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node)
 	return ret;
 }
 
+void vtpu_hbm_free_locked(struct vtpu_device *vdev, struct drm_mm_node *node)
+{
+	lockdep_assert_held(&vdev->hbm_lock);
+	vdev->hbm_used -= node->size;
+	drm_mm_remove_node(node);
+	vtpu_hbm_settled(vdev);
+}
+
 void vtpu_hbm_free(struct vtpu_device *vdev, struct drm_mm_node *node)
 {
 	mutex_lock(&vdev->hbm_lock);
-	vdev->hbm_used -= node->size;
-	drm_mm_remove_node(node);
+	vtpu_hbm_free_locked(vdev, node);
 	mutex_unlock(&vdev->hbm_lock);
+}
+
+/* Under hbm_lock: there is more free, or more that can be evicted, than before. */
+void vtpu_hbm_settled(struct vtpu_device *vdev)
+{
+	lockdep_assert_held(&vdev->hbm_lock);
+	WRITE_ONCE(vdev->hbm_settlings, vdev->hbm_settlings + 1);
+	wake_up_all(&vdev->hbm_wait);
 }

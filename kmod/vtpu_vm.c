@@ -12,6 +12,9 @@
 #include "vtpu_user.h"
 #include "vtpu_vm.h"
 
+/* How often room is made for tables: others may be quicker to take it. */
+#define TABLE_TRIES	10
+
 /* ---- The device and the tables ---- */
 
 /*
@@ -296,10 +299,11 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 			return ret;
 	}
 	ret = vtpu_vm_map_once(vm, bo, args);
-	if (ret == -ENOSPC) {
+	for (unsigned int i = 0; ret == -ENOSPC && i < TABLE_TRIES; i++) {
 		ret = vtpu_evict_for(vm->vdev, tables * VTPU_PAGE_BYTES);
-		if (!ret)
-			ret = vtpu_vm_map_once(vm, bo, args);
+		if (ret)
+			return ret;
+		ret = vtpu_vm_map_once(vm, bo, args);
 	}
 	if (ret)
 		return ret;
@@ -433,8 +437,11 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 	if (ret)
 		goto err_free;
 	vm->root = vtpu_vm_alloc_root(vdev);
-	if (vm->root == ERR_PTR(-ENOSPC) && !vtpu_evict_for(vdev, VTPU_PAGE_BYTES))
+	for (unsigned int i = 0; vm->root == ERR_PTR(-ENOSPC) && i < TABLE_TRIES; i++) {
+		if (vtpu_evict_for(vdev, VTPU_PAGE_BYTES))
+			break;
 		vm->root = vtpu_vm_alloc_root(vdev);
+	}
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);
 		goto err_user;

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <stdbool.h>
 #include <string.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
@@ -36,6 +37,15 @@ static struct {
 		size_t size;
 	} maps[KEPT];
 	unsigned int num_maps;
+	struct user_queue {
+		uint32_t id;
+		bool claimed;			/* mapped, or about to be */
+		volatile uint8_t *ring;		/* NULL: not mapped */
+		volatile uint32_t *doorbell;
+		size_t ring_bytes;
+		uint32_t tail;
+	} user_queues[KEPT];
+	unsigned int num_user_queues;
 	uint8_t *user;		/* memory for USERPTR, and the arrays of SUBMIT */
 } state;
 
@@ -381,6 +391,140 @@ static void submit(struct input *in)
 	ioctl(file(in), DRM_IOCTL_VTPU_SUBMIT, &args);
 }
 
+/* ---- User queues ---- */
+
+static void user_queue_create(struct input *in)
+{
+	struct drm_vtpu_queue_create args = { .vm_id = thing(in, &state.vms) };
+	unsigned int at;
+
+	args.priority = one_of(in, 3);
+	args.flags = DRM_VTPU_QUEUE_USER;
+	args.timeout_ms = number(in, 20);
+	if (ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_CREATE, &args))
+		return;
+	keep(&state.queues, args.queue_id);
+	at = __atomic_fetch_add(&state.num_user_queues, 1, __ATOMIC_RELAXED);
+	if (at < KEPT)
+		state.user_queues[at].id = args.queue_id;
+}
+
+static struct user_queue *user_queue(struct input *in)
+{
+	unsigned int have = state.num_user_queues < KEPT ? state.num_user_queues : KEPT;
+	uint8_t way = take(in, 1);
+
+	return have ? &state.user_queues[way % have] : NULL;
+}
+
+/* Pieces in other ways than they are meant to be mapped; nobody uses these. */
+static void queue_map_oddly(struct input *in, int fd, const struct drm_vtpu_queue_map *map)
+{
+	const uint64_t offsets[] = { map->ring_offset, map->fence_offset, map->doorbell_offset };
+	const uint64_t sizes[] = { map->ring_bytes, PAGE, PAGE };
+	unsigned int which = take(in, 1) % ARRAY_SIZE(offsets);
+	size_t size = number(in, sizes[which]);
+	void *odd = mmap(NULL, size, take(in, 1) % 8, take(in, 1) % 2 ? MAP_PRIVATE : MAP_SHARED,
+			 fd, number(in, offsets[which]));
+
+	if (odd != MAP_FAILED)
+		munmap(odd, size);
+}
+
+static void queue_map(struct input *in)
+{
+	struct user_queue *queue = user_queue(in);
+	struct drm_vtpu_queue_map args = { .queue_id = queue ? queue->id : 0 };
+	const int rights = PROT_READ | PROT_WRITE;
+	int fd = file(in);
+	void *ring, *doorbell;
+
+	if (take(in, 1) > 224)
+		args.queue_id = thing(in, &state.queues);
+	args.pad = number(in, 0);
+	if (ioctl(fd, DRM_IOCTL_VTPU_QUEUE_MAP, &args))
+		return;
+	if (take(in, 1) > 192)
+		queue_map_oddly(in, fd, &args);
+	if (!queue || args.queue_id != queue->id ||
+	    __atomic_exchange_n(&queue->claimed, true, __ATOMIC_RELAXED))
+		return;
+	ring = mmap(NULL, args.ring_bytes, rights, MAP_SHARED, fd, args.ring_offset);
+	doorbell = mmap(NULL, PAGE, rights, MAP_SHARED, fd, args.doorbell_offset);
+	if (ring == MAP_FAILED || doorbell == MAP_FAILED) {
+		if (ring != MAP_FAILED)
+			munmap(ring, args.ring_bytes);
+		if (doorbell != MAP_FAILED)
+			munmap(doorbell, PAGE);
+		queue->claimed = false;
+		return;
+	}
+	queue->ring_bytes = args.ring_bytes;
+	queue->doorbell = doorbell;
+	queue->ring = ring;
+}
+
+/*
+ * An entry and its doorbell, into what may be a queue, or what is left of one:
+ * either takes what is written.
+ */
+static void ring_write(struct input *in)
+{
+	struct user_queue *queue = user_queue(in);
+	struct drm_vtpu_ring_entry entry = { 0 };
+	struct drm_vtpu_cmd cmd;
+	uint8_t way;
+
+	if (!queue || !queue->ring)
+		return;
+	command(in, &cmd);
+	entry.op = cmd.op;
+	entry.flags = number(in, DRM_VTPU_RING_FENCE | DRM_VTPU_RING_IRQ);
+	entry.cookie = cmd.cookie;
+	entry.fence = number(in, queue->tail + 1);
+	memcpy(entry.payload, cmd.payload, sizeof(entry.payload));
+	way = take(in, 1);
+	if (way > 240)
+		((uint8_t *)&entry)[way % sizeof(entry)] = take(in, 1);
+	memcpy((void *)(queue->ring + queue->tail * sizeof(entry) % queue->ring_bytes), &entry,
+	       sizeof(entry));
+	queue->tail = number(in, queue->tail + 1);
+	__atomic_store_n(queue->doorbell, queue->tail, __ATOMIC_RELEASE);
+}
+
+/* The same entries again and again, as fast as the doorbell takes them: interrupts. */
+static void ring_flood(struct input *in)
+{
+	struct user_queue *queue = user_queue(in);
+	const struct drm_vtpu_ring_entry nop = {
+		.op = DRM_VTPU_OP_NOP, .flags = DRM_VTPU_RING_FENCE | DRM_VTPU_RING_IRQ,
+	};
+	unsigned int count = 1 + take(in, 1);
+
+	if (!queue || !queue->ring)
+		return;
+	for (unsigned int i = 0; i < count; i++) {
+		memcpy((void *)(queue->ring + queue->tail * sizeof(nop) % queue->ring_bytes), &nop,
+		       sizeof(nop));
+		__atomic_store_n(queue->doorbell, ++queue->tail, __ATOMIC_RELEASE);
+	}
+}
+
+static void queue_wait(struct input *in)
+{
+	struct user_queue *queue = user_queue(in);
+	struct drm_vtpu_queue_wait args = { .queue_id = queue ? queue->id : 0 };
+
+	if (take(in, 1) > 224)
+		args.queue_id = thing(in, &state.queues);
+	args.pad = number(in, 0);
+	args.value = number(in, queue ? queue->tail : 0);
+	args.timeout_ns = soon(in);
+	ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_WAIT, &args);
+}
+
+/* ---- The rest ---- */
+
 static void perfmon(struct input *in)
 {
 	struct drm_vtpu_counter *counters = (void *)(state.user + USER_BYTES - 4 * sizeof(*counters));
@@ -509,6 +653,11 @@ static const struct {
 	{ "file_close", file_close },
 	{ "any_ioctl", any_ioctl },
 	{ "pause", pause_a_little },
+	{ "user_queue_create", user_queue_create },
+	{ "queue_map", queue_map },
+	{ "ring_write", ring_write },
+	{ "ring_flood", ring_flood },
+	{ "queue_wait", queue_wait },
 };
 
 const unsigned int calls_count = ARRAY_SIZE(calls);
@@ -542,6 +691,14 @@ void calls_end(void)
 	for (unsigned int i = 0; i < state.num_maps; i++)
 		if (state.maps[i].size)
 			munmap(state.maps[i].address, state.maps[i].size);
+	for (unsigned int i = 0; i < KEPT; i++) {
+		const struct user_queue *queue = &state.user_queues[i];
+
+		if (queue->ring) {
+			munmap((void *)queue->ring, queue->ring_bytes);
+			munmap((void *)queue->doorbell, PAGE);
+		}
+	}
 	for (unsigned int i = 0; i < state.dmabufs.count && i < KEPT; i++)
 		close(state.dmabufs.value[i]);
 	for (unsigned int i = 0; i < ARRAY_SIZE(state.fds); i++)

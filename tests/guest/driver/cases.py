@@ -195,6 +195,44 @@ def bo_large_hbm_map() -> None:
 
 
 @case
+def hbm_is_mapped_in_huge_pages() -> None:
+    """A large buffer costs a process no page tables, but for a last piece; and what takes such a
+    page apart leaves the rest."""
+
+    def tables() -> int:
+        status = Path("/proc/self/status").read_text()
+        return int(status.partition("VmPTE:")[2].split()[0])
+
+    if "[always]" not in Path("/sys/kernel/mm/transparent_hugepage/enabled").read_text():
+        return
+    size = 48 * HUGE
+    with Device() as dev:
+        info = dev.call("bo_info", handle=dev.bo(size, HBM))
+        for length in (size, size - PAGE):
+            before = tables()
+            with mmap.mmap(dev.fd, length, offset=info.mmap_offset) as view:
+                marks = range(0, length, HUGE)
+                for at in marks:
+                    assert view[at] == 0  # read first, then written
+                    view[at] = view[at + HUGE - 2 * PAGE] = at // HUGE + 1
+                assert tables() - before < len(marks) * 4 // 2, "kB of tables"
+                for at in marks:
+                    assert view[at] == view[at + HUGE - 2 * PAGE] == at // HUGE + 1
+                    view[at] = view[at + HUGE - 2 * PAGE] = 0
+        with dev.map(info.handle) as view:
+            view[HUGE] = view[HUGE + PAGE] = view[2 * HUGE - 1] = 7
+            address = ctypes.addressof(ctypes.c_char.from_buffer(view))
+            libc = ctypes.CDLL(None, use_errno=True)
+            hole, page = ctypes.c_void_p(address + HUGE), ctypes.c_size_t(PAGE)
+            assert libc.mprotect(hole, page, mmap.PROT_READ) == 0
+            assert view[HUGE] == view[HUGE + PAGE] == view[2 * HUGE - 1] == 7
+            view[HUGE + PAGE] = 8
+            assert libc.mprotect(hole, page, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+            view[HUGE] = 9
+            assert (view[HUGE], view[HUGE + PAGE], view[2 * HUGE - 1]) == (9, 8, 7)
+
+
+@case
 def hbm_is_zero_for_the_next_owner() -> None:
     size = 2 * HUGE
     with Device() as dev:

@@ -456,6 +456,28 @@ def contents_are_charged_to_who_made_the_buffer() -> None:
 
 
 @case
+def buffers_that_come_and_go_are_in_nobodys_way() -> None:
+    """Three are too many at once; whoever is to have room waits for the others' to be cleared
+    and can then put them out."""
+    problems: list[str] = []
+
+    def user() -> None:
+        try:
+            with Device() as dev:
+                for _ in range(4):
+                    dev.close_bo(dev.bo(share(dev, 0.4), HBM))
+        except BaseException:
+            problems.append(traceback.format_exc())
+
+    threads = [threading.Thread(target=user) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not problems, problems[0]
+
+
+@case
 def storm() -> None:
     """Threads that create, map, bind, submit, read and close, in twice as much as there is."""
     stop = time.monotonic() + 4

@@ -392,6 +392,33 @@ def a_buffer_unmapped_too_early() -> None:
         is_alive(other)
 
 
+@case
+def interrupts_are_moderated() -> None:
+    """Of entries that all interrupt none is missed, and the processor is not drowned in them."""
+
+    def taken() -> int:
+        lines = Path("/proc/interrupts").read_text().splitlines()
+        counts = [line.split()[1:-3] for line in lines if line.endswith("vtpu")]
+        return sum(int(count) for line in counts for count in line if count.isdigit())
+
+    most_a_ms, ticks_ms, rounds = 32, 2 * 10, 20
+    with Driven(timeout_ms=60000) as dev:
+        user = dev.user
+        for _ in range(user.num_entries):
+            user.put(raw.nop(), fence=1)
+        before, start = taken(), time.monotonic()
+        for number in range(1, rounds + 1):
+            user.tail -= 1
+            last = user.put(raw.nop(), fence=1 + number)
+            user.ring_doorbell()
+            user.wait(last, seconds=40)
+            user.tail += user.num_entries
+        passed_ms = (time.monotonic() - start) * 1000
+        assert 0 < taken() - before <= most_a_ms * (passed_ms + ticks_ms), passed_ms
+        user.tail -= user.num_entries
+        is_alive(dev)
+
+
 # ---- Ends ----
 
 

@@ -57,8 +57,11 @@ def test_work_costs_energy_for_as_long_as_it_takes(machine: Machine, queue: Queu
 
 
 def test_work_warms_it_up_and_it_cools_down(machine: Machine, queue: Queue) -> None:
-    while machine.reg("SENSOR_TEMP") < STEADY_MC + 100:
+    def is_warmer() -> bool:
         work(queue)
+        return machine.reg("SENSOR_TEMP") >= STEADY_MC + 100
+
+    machine.wait_for(is_warmer, "warmer")
     warm = machine.reg("SENSOR_TEMP")
     machine.wait_for(lambda: machine.reg("SENSOR_TEMP") < warm, "cooler")
     most = hw.SENSOR_AMBIENT_MC
@@ -106,8 +109,12 @@ def test_they_are_the_physical_functions_and_see_the_whole_chip(
     physical, virtual = open_functions(2)
     assert not virtual.reg("CAPS") & D["CAPS_SENSORS"]
     queue = Queue(virtual)
-    while physical.reg("SENSOR_TEMP") <= STEADY_MC:
+
+    def is_warmer() -> bool:
         work(queue)
+        return physical.reg("SENSOR_TEMP") > STEADY_MC
+
+    physical.wait_for(is_warmer, "warmer")
     for name in ("TEMP", "TEMP_CRITICAL", "POWER"):
         assert virtual.reg(f"SENSOR_{name}") == 0
     assert virtual.reg("SENSOR_ENERGY", 8) == 0

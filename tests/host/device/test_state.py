@@ -563,8 +563,12 @@ def test_the_sensors_go_on(open_machine: Callable[..., Machine]) -> None:
     source.identity()
     source.enable()
     queue = Queue(source)
-    while source.reg("SENSOR_TEMP") <= target.reg("SENSOR_TEMP"):
+
+    def is_warmer() -> bool:
         queue.do("FILL", struct.pack("<QQI", AT, 32 << 20, 7))
+        return source.reg("SENSOR_TEMP") > target.reg("SENSOR_TEMP")
+
+    source.wait_for(is_warmer, "warmer")
     source.inject("TEMPERATURE", 88_000)
     source.quiesce()
     energy, power = source.reg("SENSOR_ENERGY", 8), source.reg("SENSOR_POWER")

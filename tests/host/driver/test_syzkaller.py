@@ -28,7 +28,10 @@ def width(kind: str) -> int:
     """Of a field's type, as syzkaller lays it out."""
     if array := re.match(r"array\[(\w+), (\d+)\]", kind):
         return width(array[1]) * int(array[2])
-    if kind.startswith(("ptr64", "vma64", "vtpu_va", "vtpu_pages")) or "int64" in kind:
+    if (
+        kind.startswith(("ptr64", "vma64", "vtpu_va", "vtpu_pages", "vtpu_offset"))
+        or "int64" in kind
+    ):
         return 8
     return 4
 

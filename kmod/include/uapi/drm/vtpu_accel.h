@@ -103,7 +103,8 @@ struct drm_vtpu_bo_wait {
  * Makes a buffer of the calling process's own memory. Its pages are pinned until
  * the buffer is freed, or the device is gone, and count against the RLIMIT_MEMLOCK
  * of the user (ENOMEM), but for CAP_IPC_LOCK. The buffer keeps the pages that were
- * there, whatever becomes of the addresses. EFAULT when not all of the range is
+ * there, whatever becomes of the addresses or of the process: with the file in
+ * another's hands it outlives its maker, and so does the count. EFAULT when not all of the range is
  * memory that may be pinned, and written unless READ_ONLY; EOPNOTSUPP where only
  * bounce buffers reach it. It can be neither exported nor mapped.
  */
