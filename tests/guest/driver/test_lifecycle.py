@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -101,12 +102,61 @@ def test_probe_of_a_broken_device(fault: str, guest: Any) -> None:
     assert reason in guest.run(["dmesg"]).text
 
 
+# ---- It dies at work ----
+
+DEAD = f"""
+import sys, errno, os, time
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from cases import Setup, until
+from lifecycle_cases import reset, works
+from userq_cases import Driven
+
+with Driven(timeout_ms=500) as dev:
+    assert dev.finish(dev.queue_id, [raw.nop()]) == 1
+    idle = dev.queue(dev.vm_id, 500)
+    sync = dev.syncobj()
+    dev.submit(dev.queue_id, [raw.wait(dev.host_va, 1)], [(sync, raw.SYNC_SIGNAL, 0)])
+    dev.user.put(raw.wait(dev.host_va, 1))
+    dev.user.ring_doorbell()
+    print("ready", flush=True)
+    until(lambda: os.path.exists("{FOLDER}/dead"), 60, "its death")
+    dev.wait(sync, 60)
+    assert dev.fence_error(sync) in (-errno.ETIMEDOUT, -errno.ENODEV), dev.fence_error(sync)
+    other = dev.bo(raw.PAGE)
+    dev.bind(dev.vm_id, other, dev.code_va, raw.PAGE)
+print("closed", flush=True)
+until(lambda: not os.path.exists("{FOLDER}/dead"), 60, "its return")
+reset()
+works()
+print("survived", flush=True)
+"""
+
+
+def test_files_of_a_dead_device_close(guest: Any) -> None:
+    """Its registers are all ones: jobs end, files close, and a reset brings it back."""
+    guest.run(["rm", "-f", f"{FOLDER}/dead"]).check()
+    guest.put(DEAD.encode(), f"{FOLDER}/dead.py")
+    guest.run(f"python3 {FOLDER}/dead.py >{LOG} 2>&1 </dev/null &").check()
+    wait_log(guest, f"grep -q -e ready -e Traceback {LOG}")
+    inject(guest, "inject-dead", True)
+    try:
+        guest.run(["touch", f"{FOLDER}/dead"]).check()
+        wait_log(guest, f"grep -q -e closed -e Traceback {LOG}")
+    finally:
+        inject(guest, "inject-dead", False)
+        guest.run(["rm", "-f", f"{FOLDER}/dead"])
+    wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
+
+
 # ---- The host takes it away, or spoils the bus ----
 
 
-def wait_log(guest: Any, condition: str) -> None:
+def wait_log(guest: Any, condition: str, hopeless: str = "false") -> None:
+    """A shell condition in the guest; the log tells why not."""
     guest.run(
-        f"for i in $(seq 1500); do {condition} && exit 0; sleep 0.1; done; cat {LOG} >&2; exit 1",
+        f"for i in $(seq 1500); do {condition} && exit 0; {hopeless} && break; sleep 0.1; done; "
+        f"cat {LOG} >&2; exit 1",
         timeout=180,
     ).check()
 
@@ -119,6 +169,8 @@ def start(guest: Any, what: str) -> None:
 
 
 def plug_in(guest: Any) -> None:
+    """Once the kernel has cut the slot's power: it would cut that of the new one."""
+    wait_log(guest, "grep -q 0 /sys/bus/pci/slots/0/power")
     deadline = time.monotonic() + 60
     while any(c["name"] == "vtpu0" for c in guest.qmp("qom-list", path="/machine/peripheral")):
         assert time.monotonic() < deadline, "the slot keeps it"
@@ -134,7 +186,7 @@ def test_it_goes_with_everything_in_use(how: str, guest: Any) -> None:
         start(guest, how)
         if how == "unplugged":
             guest.qmp("device_del", id="vtpu0")
-        wait_log(guest, f"grep -q survived {LOG}")
+        wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
         plug_in(guest)
     works(guest)
 
@@ -159,4 +211,31 @@ def test_errors_on_the_bus_amid_everything(guest: Any) -> None:
         report(guest, error)
         wait_log(guest, f"test $({recovered}) -gt {before + number}")
     guest.run(["touch", f"{FOLDER}/enough"]).check()
-    wait_log(guest, f"grep -q survived {LOG}")
+    wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
+
+
+def test_the_next_kernel_finds_it_at_rest(guest: Any) -> None:
+    """One kernel starts another while everything is in use. The last test of this guest."""
+    from vtpu_guest import GuestError, kernels, roots
+    from vtpu_guest.channels import ChannelError
+
+    image = kernels.chosen(roots.build_root(), roots.guest_root()).image
+    if image.name == "vmlinux":
+        pytest.skip("kexec_file_load takes no ELF file")
+    guest.put(image, f"{FOLDER}/kernel")
+    guest.put(guest.machine.images.initramfs, f"{FOLDER}/initramfs")
+    boot_id = ["cat", "/proc/sys/kernel/random/boot_id"]
+    before = guest.run(boot_id).check().text
+    guest.run(
+        f"cd {FOLDER}; python3 lifecycle_cases.py into_the_next_kernel >{LOG} 2>&1 </dev/null &"
+    ).check()
+    deadline = time.monotonic() + 300
+    now = before
+    while now == before:
+        assert time.monotonic() < deadline, guest.run(["cat", LOG]).text
+        guest.release_agent()
+        with suppress(GuestError, ChannelError, TimeoutError):
+            guest.wait_agent(10)
+            now = guest.run(boot_id, timeout=10).check().text
+    put_cases(guest)
+    works(guest)
