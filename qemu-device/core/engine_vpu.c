@@ -72,6 +72,10 @@ static bool run_rows(VtpuExec *x, RowJob *job, uint64_t rows, uint64_t row_eleme
         return true;
     }
     job->kernels = x->core->kernels;
+    if (rows * row_elements <= part) {
+        row_part(job, 0, (uint32_t)rows, 0);
+        return true;
+    }
     return vtpu_pool_for(x->core->pool, (uint32_t)rows, (uint32_t)(part / row_elements + 1),
                          row_part, job);
 }

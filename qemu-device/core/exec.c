@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: MIT */
 /*
- * What commands and engines share: faults, scratch memory, checked VMEM
- * ranges, dirty HBM. Command thread only.
+ * What commands and engines share: faults, scratch memory, lists that lie
+ * apart from results, dirty HBM. Command thread only.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -50,53 +50,10 @@ uint8_t *vtpu_buffer(VtpuExec *x, unsigned which, uint64_t bytes)
     return buffer->data;
 }
 
-/* One past the last byte of the rows, from their start: no overflow, since a
- * row count and its stride are below 2^21 and 2^31 and row_bytes below 2^40. */
-static uint64_t extent(uint64_t rows, uint64_t row_bytes, uint64_t stride)
-{
-    return rows && row_bytes ? (rows - 1) * stride + row_bytes : 0;
-}
-
-static uint8_t *vmem(VtpuExec *x, uint64_t addr, uint64_t bytes, uint32_t access)
-{
-    if (addr > VTPU_VMEM_BYTES || bytes > VTPU_VMEM_BYTES - addr) {
-        vtpu_fault(x, VTPU_FAULT_VMEM_RANGE, access, addr);
-        return NULL;
-    }
-    return x->vmem->data + addr;
-}
-
-uint8_t *vtpu_vmem_read(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
-                        uint64_t stride)
-{
-    return vmem(x, addr, extent(rows, row_bytes, stride), VTPU_ACCESS_READ);
-}
-
-uint8_t *vtpu_vmem_write(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
-                         uint64_t stride)
-{
-    uint64_t bytes = extent(rows, row_bytes, stride);
-    uint8_t *host;
-
-    /* Threads write different rows at once: rows must not overlap. */
-    if (rows > 1 && stride < row_bytes) {
-        vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_WRITE, addr);
-        return NULL;
-    }
-    host = vmem(x, addr, bytes, VTPU_ACCESS_WRITE);
-    if (host && !vtpu_restart_keep(x, addr, bytes)) {
-        return NULL;
-    }
-    if (host && addr + bytes > x->vmem->used) {
-        x->vmem->used = addr + bytes;
-    }
-    return host;
-}
-
 bool vtpu_vmem_apart(VtpuExec *x, uint64_t list, uint64_t list_bytes, uint64_t dst,
                      uint64_t rows, uint64_t row_bytes, uint64_t stride)
 {
-    uint64_t bytes = extent(rows, row_bytes, stride);
+    uint64_t bytes = vtpu_extent(rows, row_bytes, stride);
 
     if (list_bytes && bytes && list < dst + bytes && dst < list + list_bytes) {
         return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_WRITE, list);
@@ -104,7 +61,7 @@ bool vtpu_vmem_apart(VtpuExec *x, uint64_t list, uint64_t list_bytes, uint64_t d
     return true;
 }
 
-void vtpu_dirty_flush(VtpuExec *x)
+void vtpu_dirty_report(VtpuExec *x)
 {
     VtpuCore *core = x->core;
 

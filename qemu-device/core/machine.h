@@ -162,6 +162,7 @@ typedef struct VtpuIssued {
     uint64_t order;
     uint32_t pc;
     uint32_t wait_value;
+    bool small; /* certainly no long instruction (restart.c) */
 } VtpuIssued;
 
 typedef struct VtpuEngine {
@@ -476,11 +477,16 @@ VtpuOutcome vtpu_command_execute(VtpuExec *x);
 /* Gives back what a program in progress owns, if there is one; lock held. */
 void vtpu_command_drop(VtpuExec *x);
 
+/* Of operands that count something: with all below, an instruction is not a long one.
+ * Attention has its own rule. */
+#define VTPU_SMALL_COUNT (1u << 11)
+
 /* restart.c. Around a long instruction: begin() says whether it is one. [command] */
 bool vtpu_restart_begin(VtpuExec *x, const VtpuIssued *i);
 /* True: it was abandoned for the machine to be parked, and is as if it had not begun. */
 bool vtpu_restart_end(VtpuExec *x, bool done);
-bool vtpu_restart_keep(VtpuExec *x, uint64_t addr, uint64_t bytes); /* false: a fault */
+/* Where undo.wanted: of what is about to be written. False: a fault. */
+bool vtpu_restart_keep(VtpuExec *x, uint64_t addr, uint64_t bytes);
 void vtpu_restart_ask(VtpuCore *core); /* lock held: the machine is to be parked */
 
 /* decode.c */
@@ -538,16 +544,17 @@ uint64_t vtpu_link_look_ns(const VtpuExec *x);
 bool vtpu_fault(VtpuExec *x, uint32_t cause, uint32_t access, uint64_t addr); /* false */
 /* A scratch buffer of at least `bytes`; its contents are lost. NULL with a fault. */
 uint8_t *vtpu_buffer(VtpuExec *x, unsigned which, uint64_t bytes);
-/* VMEM rows, checked; rows or row_bytes 0 touch nothing. NULL with a fault. */
-uint8_t *vtpu_vmem_read(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
-                        uint64_t stride);
-uint8_t *vtpu_vmem_write(VtpuExec *x, uint64_t addr, uint64_t rows, uint64_t row_bytes,
-                         uint64_t stride);
 /* A list that threads read while others write `dst` must lie apart from it. */
 bool vtpu_vmem_apart(VtpuExec *x, uint64_t list, uint64_t list_bytes, uint64_t dst,
                      uint64_t rows, uint64_t row_bytes, uint64_t stride);
 void vtpu_dirty(VtpuExec *x, const uint8_t *host, uint64_t len);
-void vtpu_dirty_flush(VtpuExec *x);
+void vtpu_dirty_report(VtpuExec *x);
+static inline void vtpu_dirty_flush(VtpuExec *x)
+{
+    if (x->core->dirty_end) {
+        vtpu_dirty_report(x);
+    }
+}
 static inline void vtpu_stat_add(_Atomic uint64_t *stat, uint64_t n)
 {
     /* One writer: no locked instruction is needed. */
@@ -595,5 +602,7 @@ static inline bool vtpu_stopped(const VtpuCore *core)
 {
     return atomic_load_explicit(&core->stop, memory_order_acquire) != 0;
 }
+
+#include "vmem_rows.h"
 
 #endif

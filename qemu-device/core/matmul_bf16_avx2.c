@@ -83,15 +83,14 @@ static __attribute__((noinline)) void sum(v16 sums[GROUP][ROWS], const VtpuMatmu
             uint32_t r = 0;
 
             widen(wide, weight + t * tile_row_bytes + (size_t)done * 32, columns);
-            for (; r + 3 <= rows && r + 4 != rows; r += 3) {
+            for (; r + 3 <= rows; r += 3) {
                 multiply(&sums[t][r], const_row_at(x + done, row_bytes, r), row_bytes, 3, wide,
                          columns);
             }
-            for (; r + 2 <= rows; r += 2) {
+            if (r + 2 == rows) {
                 multiply(&sums[t][r], const_row_at(x + done, row_bytes, r), row_bytes, 2, wide,
                          columns);
-            }
-            if (r < rows) {
+            } else if (r < rows) {
                 multiply(&sums[t][r], const_row_at(x + done, row_bytes, r), row_bytes, 1, wide,
                          columns);
             }

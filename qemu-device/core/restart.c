@@ -17,6 +17,9 @@
 /* Multiply-adds: a tenth of a second on a vector path, seconds on the scalar one. */
 #define LONG (1ull << 33)
 
+_Static_assert((uint64_t)VTPU_SMALL_COUNT * VTPU_SMALL_COUNT * VTPU_SMALL_COUNT <= LONG,
+               "three counts");
+
 /* At least what it computes or moves. No product overflows: three counts of at most 2^20. */
 static uint64_t work_of(const VtpuIssued *i)
 {
@@ -63,11 +66,8 @@ bool vtpu_restart_begin(VtpuExec *x, const VtpuIssued *i)
 bool vtpu_restart_keep(VtpuExec *x, uint64_t addr, uint64_t bytes)
 {
     VtpuUndo *undo = &x->core->undo;
-
-    if (!undo->wanted) {
-        return true;
-    }
     uint8_t *copy = vtpu_buffer(x, VTPU_BUFFER_UNDO, bytes);
+
     if (copy) {
         memcpy(copy, x->vmem->data + addr, bytes);
         *undo = (VtpuUndo) { .addr = addr, .bytes = bytes }; /* there is one result */

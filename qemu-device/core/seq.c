@@ -2,7 +2,8 @@
 /*
  * The sequencer: runs scalar instructions (scalar.c), issues the others to their engine's
  * in-order queue, and decides who takes the next step. One step is one whole
- * instruction, carried out by all compute threads together. Command thread only.
+ * instruction, carried out by all compute threads together; one that need not wait is
+ * issued and carried out in one. Command thread only.
  */
 #include <string.h>
 
@@ -25,7 +26,7 @@ static inline bool counter_reached(const VtpuExec *x, uint8_t counter, uint32_t 
     return counter == 0 || x->counter[counter] >= value;
 }
 
-static bool engine_ready(VtpuExec *x, int engine)
+static inline bool engine_ready(VtpuExec *x, int engine)
 {
     const VtpuEngine *e = &x->engine[engine];
     const VtpuIssued *i = &e->queue[e->head];
@@ -34,10 +35,15 @@ static bool engine_ready(VtpuExec *x, int engine)
            (engine != VTPU_ENGINE_LINK || vtpu_link_ready(x));
 }
 
+static inline uint64_t operand(const VtpuExec *x, const VtpuDecoded *d, unsigned i)
+{
+    return x->s[d->in.reg[i]] + d->in.imm[i];
+}
+
 static void read_operands(const VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
 {
     for (unsigned i = 0; i < d->info->num_operands; i++) {
-        v[i] = x->s[d->in.reg[i]] + d->in.imm[i];
+        v[i] = operand(x, d, i);
     }
 }
 
@@ -50,7 +56,7 @@ static bool link_wait_over(const VtpuExec *x, const VtpuDecoded *d)
 }
 
 /* The sequencer can take its next instruction, or fault on it. */
-static bool seq_ready(const VtpuExec *x)
+static inline bool seq_ready(const VtpuExec *x)
 {
     const VtpuDecoded *d = at_pc(x);
 
@@ -111,9 +117,8 @@ static inline int choose(VtpuExec *x)
     if (x->pending) {
         uint64_t oldest = UINT64_MAX;
         for (int e = VTPU_ENGINE_DMA; e < VTPU_NUM_ENGINES; e++) {
-            uint64_t order = x->engine[e].queue[x->engine[e].head].order;
-            if (engine_ready(x, e) && order < oldest) {
-                oldest = order;
+            if (engine_ready(x, e) && x->engine[e].queue[x->engine[e].head].order < oldest) {
+                oldest = x->engine[e].queue[x->engine[e].head].order;
                 best = e;
             }
         }
@@ -153,7 +158,7 @@ static bool step_engine(VtpuExec *x, int engine)
     const VtpuIssued *i = &e->queue[e->head];
     bool moves = engine != VTPU_ENGINE_VPU || i->in->in.opcode == VTPU_OP_V_ATTN;
     uint64_t begin = moves ? vtpu_inject_slow_begin(x->core) : 0;
-    bool is_long = vtpu_restart_begin(x, i), ok, done = true;
+    bool is_long = !i->small && vtpu_restart_begin(x, i), ok, done = true;
 
     switch (engine) {
     case VTPU_ENGINE_DMA:
@@ -173,7 +178,7 @@ static bool step_engine(VtpuExec *x, int engine)
     if (is_long && vtpu_restart_end(x, ok)) {
         return true; /* to be set aside before it */
     }
-    if (!ok || !vtpu_inject_slow_end(x, begin)) {
+    if (!ok || (begin && !vtpu_inject_slow_end(x, begin))) {
         x->fault.pc = i->pc;
         return false;
     }
@@ -190,6 +195,11 @@ static bool step_engine(VtpuExec *x, int engine)
     return true;
 }
 
+static inline bool moves_data(const struct vtpu_op_info *info)
+{
+    return info->engine == VTPU_ENGINE_DMA || info->engine == VTPU_ENGINE_LINK;
+}
+
 static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned kind,
                           uint64_t value)
 {
@@ -200,8 +210,7 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
         }
         return true;
     case VTPU_OPERAND_STRIDE:
-        if (value >> 31 || (info->engine != VTPU_ENGINE_DMA && info->engine != VTPU_ENGINE_LINK &&
-                            (value & 3))) {
+        if (value >> 31 || (!moves_data(info) && (value & 3))) {
             return vtpu_fault(x, VTPU_FAULT_BAD_OPERAND, VTPU_ACCESS_NONE, value);
         }
         return true;
@@ -216,15 +225,39 @@ static bool check_operand(VtpuExec *x, const struct vtpu_op_info *info, unsigned
     }
 }
 
-static bool operands(VtpuExec *x, const VtpuDecoded *d, uint64_t v[8])
+/* By kind: bits of which a usual operand has none, and a wrong one some. Those of engines that
+ * move data are second. */
+static const uint64_t unusual[2][VTPU_OPERAND_PC + 1] = {
+    { [VTPU_OPERAND_N] = -(uint64_t)VTPU_SMALL_COUNT, [VTPU_OPERAND_STRIDE] = -1ull << 31 | 3,
+      [VTPU_OPERAND_V] = 63, [VTPU_OPERAND_V4] = 3 },
+    { [VTPU_OPERAND_N] = -(uint64_t)VTPU_SMALL_COUNT, [VTPU_OPERAND_STRIDE] = -1ull << 31,
+      [VTPU_OPERAND_V] = 63, [VTPU_OPERAND_V4] = 3 },
+};
+
+static bool check_operands(VtpuExec *x, const struct vtpu_op_info *info, const uint64_t v[8])
 {
-    read_operands(x, d, v);
-    for (unsigned i = 0; i < d->info->num_operands; i++) {
-        if (!check_operand(x, d->info, d->info->kind[i], v[i])) {
+    for (unsigned i = 0; i < info->num_operands; i++) {
+        if (!check_operand(x, info, info->kind[i], v[i])) {
             return false;
         }
     }
     return true;
+}
+
+/* Reads and checks the operands of an engine's instruction; those that it does not have are
+ * 0, of register 0. Most need no look at each. */
+static inline bool take_operands(VtpuExec *x, const VtpuDecoded *d, VtpuIssued *i)
+{
+    const uint64_t *bits = unusual[moves_data(d->info)];
+    uint64_t found = 0;
+
+#pragma GCC unroll 8
+    for (unsigned n = 0; n < 8; n++) {
+        i->v[n] = operand(x, d, n);
+        found |= i->v[n] & bits[d->info->kind[n]];
+    }
+    i->small = !found && d->in.opcode != VTPU_OP_V_ATTN;
+    return !found || check_operands(x, d->info, i->v);
 }
 
 static bool issue(VtpuExec *x, const VtpuDecoded *d)
@@ -232,7 +265,7 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     VtpuEngine *e = &x->engine[d->info->engine];
     VtpuIssued *i = &e->queue[(e->head + e->count) % VTPU_ENGINE_DEPTH];
 
-    if (!operands(x, d, i->v)) {
+    if (!take_operands(x, d, i)) {
         return false;
     }
     i->in = d;
@@ -248,7 +281,13 @@ static bool issue(VtpuExec *x, const VtpuDecoded *d)
     return true;
 }
 
-/* One sequencer instruction; *halt: the program is over. */
+/* What has just been issued would be chosen now: the only one, in the program's own order. */
+static inline bool comes_next(VtpuExec *x, int engine)
+{
+    return x->pending == 1 && !x->watched && !x->core->schedule_seed && engine_ready(x, engine);
+}
+
+/* One sequencer instruction, or one of an engine that need not wait; *halt: the program is over. */
 static bool step_seq(VtpuExec *x, bool *halt)
 {
     const VtpuDecoded *d = at_pc(x);
@@ -263,10 +302,11 @@ static bool step_seq(VtpuExec *x, bool *halt)
         return vtpu_fault(x, d->cause, VTPU_ACCESS_EXEC, x->pc);
     }
     if (d->info->engine != VTPU_ENGINE_SEQ) {
-        return issue(x, d);
+        return issue(x, d) && (!comes_next(x, d->info->engine) || step_engine(x, d->info->engine));
     }
     self.wait_value = wait_value(x, &d->in); /* before it writes a register */
-    if (!operands(x, d, v)) {
+    read_operands(x, d, v);
+    if (!check_operands(x, d->info, v)) {
         return false;
     }
     bool over;
@@ -457,15 +497,11 @@ static bool restore_issued(VtpuExec *x, int engine, VtpuIssued *i)
         return false;
     }
     i->in = &x->program->code[i->pc / VTPU_INSTR_BYTES];
+    i->small = false; /* not known: it may be */
     if (i->in->cause || i->in->info->engine != engine) {
         return false;
     }
-    for (unsigned n = 0; n < i->in->info->num_operands; n++) {
-        if (!check_operand(x, i->in->info, i->in->info->kind[n], i->v[n])) {
-            return false;
-        }
-    }
-    return true;
+    return check_operands(x, i->in->info, i->v);
 }
 
 bool vtpu_seq_restore(VtpuExec *x)

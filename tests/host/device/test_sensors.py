@@ -42,17 +42,24 @@ def test_an_idle_chip_is_steady(machine: Machine) -> None:
     assert machine.reg("SENSOR_TEMP_CRITICAL") == hw.SENSOR_CRITICAL_MC
 
 
-def test_work_costs_energy_for_as_long_as_it_takes(machine: Machine, queue: Queue) -> None:
-    def several() -> None:
-        for _ in range(8):
-            work(queue)
+def test_work_costs_energy(machine: Machine, queue: Queue) -> None:
+    """More than rest would in that time, by what 20 ms of work take; and no more than work can."""
+    rest_w, work_w = hw.SENSOR_IDLE_MW / 1000, hw.SENSOR_ACTIVE_MW / 1000
+    begin = machine.reg("TIME", 8)
+    before = machine.reg("SENSOR_ENERGY", 8)
 
-    busy = machine.reg("STAT_BUSY_NS", 8)
-    energy, least, most = spent(machine, several)
-    busy = (machine.reg("STAT_BUSY_NS", 8) - busy) / 1000
-    active = hw.SENSOR_ACTIVE_MW / 1000
-    assert energy >= least * hw.SENSOR_IDLE_MW / 1000 + (busy - 2000) * active
-    assert energy <= most * (hw.SENSOR_IDLE_MW / 1000 + active)
+    def since() -> tuple[int, float]:
+        energy = machine.reg("SENSOR_ENERGY", 8) - before
+        return energy, (machine.reg("TIME", 8) - begin) / 1000 + 1000
+
+    def costs_more() -> bool:
+        work(queue)
+        energy, most = since()
+        return energy >= most * rest_w + 20_000 * work_w
+
+    machine.wait_for(costs_more, "more energy")
+    energy, most = since()
+    assert energy <= most * (rest_w + work_w)
     assert machine.reg("SENSOR_POWER") > hw.SENSOR_IDLE_MW * 1000
 
 

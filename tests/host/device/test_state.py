@@ -453,7 +453,7 @@ NOT_STATE = {
         "used": "of the cache, which starts empty",
         "references": "of the cache, which starts empty",
     },
-    "VtpuIssued": {"in": "follows from pc"},
+    "VtpuIssued": {"in": "follows from pc", "small": "unknown is as good as false"},
     "VtpuExec": {
         "core": "the machine",
         "queue": "its index",
