@@ -38,7 +38,7 @@ model := $(if $(MODEL),--model="$$MODEL")
 checked := python compiler guest-image tests bench qemu-device
 
 .DEFAULT_GOAL := help
-.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device fuzz-driver bench bench-device lint coredump clean help
+.PHONY: run serve shell exec kmod-dev debug build test test-fast test-driver test-device fuzz-device fuzz-driver bench bench-device lint lint-driver coredump clean help
 
 run: ## Stream the answer to PROMPT="..." [MAX_TOKENS=n] [MODEL=file.gguf]
 	@$(guest) run $(model) $(if $(PROMPT),--prompt="$$PROMPT") $(if $(MAX_TOKENS),--max-tokens="$$MAX_TOKENS")
@@ -65,7 +65,7 @@ test: ## Run every test, in the guest and out of it [ARGS="pytest arguments"]
 test-fast: ## Run the tests that need no guest
 	@$(host) -m pytest -m "not guest and not fuzz" $(ARGS)
 
-test-driver: ## Run the driver's tests, the long ones too
+test-driver: ## Run the driver's tests, the long ones too [KERNEL=name]
 	@$(guest) build
 	@$(host) -m pytest $(if $(filter tests/%,$(ARGS)),,tests/guest/driver) $(ARGS)
 
@@ -89,6 +89,9 @@ lint: ## Check style and types
 	@$(host) -m ruff check $(wildcard $(checked))
 	@$(host) -m ruff format --check $(wildcard $(checked))
 	@$(host) -m mypy guest-image/vtpu_guest $(wildcard python/vtpu compiler/vtpu_compiler)
+
+lint-driver: ## Check the driver's source with the kernel's checkpatch, sparse and coccinelle
+	@$(guest) lint-driver
 
 coredump: ## Explain a core dump of the device, FILE=file [ELF="executable or folder"]
 	@$(host) -m vtpu_compiler coredump "$$FILE" $(if $(ELF),"$$ELF")

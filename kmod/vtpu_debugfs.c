@@ -67,24 +67,26 @@ struct vtpu_hwq_view {
 static bool vtpu_hwq_look(struct vtpu_hwq *hwq, struct vtpu_hwq_view *view)
 {
 	const struct vtpu_queue *queue;
+	unsigned long flags;
 
-	guard(spinlock_irqsave)(&hwq->lock);
+	spin_lock_irqsave(&hwq->lock, flags);
 	queue = hwq->queue;
-	if (!queue)
-		return false;
-	*view = (struct vtpu_hwq_view) {
-		.pid = queue->pid,
-		.status = queue->status,
-		.priority = queue->priority,
-		.context = queue->vm->context,
-		.timeout_ms = jiffies_to_msecs(hwq->sched.timeout),
-		.inflight = list_count_nodes(&hwq->inflight),
-		.completed = queue->completed,
-		.seq = hwq->seq,
-		.enabled = hwq->enabled,
-	};
-	strscpy(view->comm, queue->comm);
-	return true;
+	if (queue) {
+		*view = (struct vtpu_hwq_view) {
+			.pid = queue->pid,
+			.status = queue->status,
+			.priority = queue->priority,
+			.context = queue->vm->context,
+			.timeout_ms = jiffies_to_msecs(hwq->sched.timeout),
+			.inflight = list_count_nodes(&hwq->inflight),
+			.completed = queue->completed,
+			.seq = hwq->seq,
+			.enabled = hwq->enabled,
+		};
+		strscpy(view->comm, queue->comm);
+	}
+	spin_unlock_irqrestore(&hwq->lock, flags);
+	return queue;
 }
 
 static void vtpu_hwq_show(struct vtpu_hwq *hwq, const struct vtpu_hwq_view *view,

@@ -113,7 +113,7 @@ int vtpu_perfmon_ioctl(struct drm_device *drm, void *data, struct drm_file *file
 	bytes = args->num_counters * sizeof(*counters);
 	counters = memdup_user(user, bytes);
 	if (IS_ERR(counters))
-		return PTR_ERR(no_free_ptr(counters));
+		return PTR_ERR(counters);
 
 	if (args->queue_id) {
 		queue = vtpu_queue_get(file->driver_priv, args->queue_id);

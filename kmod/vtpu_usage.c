@@ -35,8 +35,12 @@ void vtpu_hwq_note_busy(struct vtpu_hwq *hwq)
 void vtpu_note_busy(struct vtpu_device *vdev)
 {
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		guard(spinlock_irqsave)(&vdev->hwq[i]->lock);
-		vtpu_hwq_note_busy(vdev->hwq[i]);
+		struct vtpu_hwq *hwq = vdev->hwq[i];
+		unsigned long flags;
+
+		spin_lock_irqsave(&hwq->lock, flags);
+		vtpu_hwq_note_busy(hwq);
+		spin_unlock_irqrestore(&hwq->lock, flags);
 	}
 }
 
@@ -69,13 +73,15 @@ u64 vtpu_busy_ns(struct vtpu_device *vdev, const struct vtpu_file *vfile)
 		sum = before;
 		for (unsigned int i = 0; i < vdev->num_queues; i++) {
 			struct vtpu_hwq *hwq = vdev->hwq[i];
+			unsigned long flags;
 
-			guard(spinlock_irqsave)(&hwq->lock);
-			if (!hwq->queue || (vfile && hwq->queue->file != vfile))
-				continue;
-			if (!ret)
-				vtpu_hwq_note_busy(hwq);
-			sum += hwq->queue->busy_before + hwq->queue->busy_now;
+			spin_lock_irqsave(&hwq->lock, flags);
+			if (hwq->queue && (!vfile || hwq->queue->file == vfile)) {
+				if (!ret)
+					vtpu_hwq_note_busy(hwq);
+				sum += hwq->queue->busy_before + hwq->queue->busy_now;
+			}
+			spin_unlock_irqrestore(&hwq->lock, flags);
 		}
 		/* A queue that has retired meanwhile may be counted twice or not at all. */
 	} while (atomic64_read(retired) != before);

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from . import accel, chat, checks, debug, develop, driver, fuzz, fuzz_driver
+from . import accel, chat, checks, debug, develop, driver, fuzz, fuzz_driver, lint
 from .build import build
 from .cache import build_lock, cache_dir, remove
 from .guest import Guest
@@ -236,6 +236,13 @@ def fuzz_the_driver(arguments: argparse.Namespace) -> int:
     return fuzz_driver.fuzz(arguments.seconds, time.time_ns())
 
 
+def lint_the_driver(_arguments: argparse.Namespace) -> int:
+    """Checks the driver's source with checkpatch, sparse and coccinelle."""
+    with build_lock():
+        lint.lint_driver()
+    return 0
+
+
 def clean(_arguments: argparse.Namespace) -> int:
     """Removes all that was built and downloaded."""
     with build_lock(), Stage("clean"):
@@ -287,6 +294,7 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("what", choices=["kernel", "qemu"])
     command = add("python", python, python.__doc__ or "")
     command.add_argument("arguments", nargs=argparse.REMAINDER)
+    add("lint-driver", lint_the_driver, lint_the_driver.__doc__ or "")
     add("clean", clean, clean.__doc__ or "")
     return parser
 

@@ -112,6 +112,11 @@ def backports_root() -> Path:
     return _extra_root("backports", [f"--essential-hook={_NO_INITRAMFS}"], backports=True)
 
 
+def kernel_root() -> Path:
+    """The root with the source of the guest's kernel; made when one is built of it, or to lint."""
+    return _extra_root("kernel", [])
+
+
 def tools_root() -> Path:
     """The guest's files with perf, bpftrace and more; made when they are asked for."""
     lists = [GUEST_IMAGE / f"packages-{name}.txt" for name in ("guest", "tools")]

@@ -21,6 +21,7 @@
 /* Where things are in the device's memory, and one page as a program sees it. */
 #define HBM_TABLES	0x0
 #define HBM_DATA	0x10000
+#define HBM_END		0x11000
 #define DATA_VA		0x40000000ull
 
 #define JOB_FENCE	1
@@ -35,6 +36,7 @@ struct ring_entry {
 	__le64 reserved1;
 	__le64 payload[5];
 };
+
 static_assert(sizeof(struct ring_entry) == VTPU_RING_ENTRY);
 
 struct first {
@@ -167,7 +169,7 @@ static int first_map_bars(struct first *first, struct pci_dev *pdev)
 {
 	first->regs = pcim_iomap(pdev, VTPU_BAR_REGS, 0);
 	first->doorbells = pcim_iomap(pdev, VTPU_BAR_DOORBELL, 0);
-	first->hbm = pcim_iomap(pdev, VTPU_BAR_HBM, HBM_DATA + VTPU_PAGE_BYTES);
+	first->hbm = pcim_iomap(pdev, VTPU_BAR_HBM, HBM_END);
 	return first->regs && first->doorbells && first->hbm ? 0 : -ENOMEM;
 }
 

@@ -12,6 +12,7 @@ import os
 import struct
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack
 
 import vtpu_raw as raw
 from cases import VA, Setup, collector, main
@@ -55,11 +56,13 @@ def payload(dev: Device, syncobj: int) -> int:
     return struct.unpack("<Q", points.raw)[0]
 
 
-def condition(dev: Device, kind: str) -> tuple[tuple[int, int, int], Callable[[], None]]:
+def condition(
+    dev: Device, kind: str, stack: ExitStack
+) -> tuple[tuple[int, int, int], Callable[[], None]]:
     """Something to wait for, and what makes it come true."""
     sync = dev.syncobj()
     if kind == "binary":
-        fenced = Setup()
+        fenced = stack.enter_context(Setup())
         gate = Gate(fenced, fenced.queue_id)
         far = fenced.syncobj()
         fenced.submit(fenced.queue_id, [raw.nop()], [(far, SYNC_SIGNAL, 0)])
@@ -81,8 +84,9 @@ def every_condition_with_every_result() -> None:
     for waited, signalled in itertools.product(
         ("binary", "timeline", "earlier point"), ("binary", "timeline", "both")
     ):
-        with Setup() as dev:
-            sync, fulfil = condition(dev, waited)
+        with ExitStack() as stack:
+            dev = stack.enter_context(Setup())
+            sync, fulfil = condition(dev, waited, stack)
             syncs, binary, line = [sync], dev.syncobj(), dev.syncobj()
             if signalled != "timeline":
                 syncs.append((binary, SYNC_SIGNAL, 0))
