@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -212,30 +211,3 @@ def test_errors_on_the_bus_amid_everything(guest: Any) -> None:
         wait_log(guest, f"test $({recovered}) -gt {before + number}")
     guest.run(["touch", f"{FOLDER}/enough"]).check()
     wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
-
-
-def test_the_next_kernel_finds_it_at_rest(guest: Any) -> None:
-    """One kernel starts another while everything is in use. The last test of this guest."""
-    from vtpu_guest import GuestError, kernels, roots
-    from vtpu_guest.channels import ChannelError
-
-    image = kernels.chosen(roots.build_root(), roots.guest_root()).image
-    if image.name == "vmlinux":
-        pytest.skip("kexec_file_load takes no ELF file")
-    guest.put(image, f"{FOLDER}/kernel")
-    guest.put(guest.machine.images.initramfs, f"{FOLDER}/initramfs")
-    boot_id = ["cat", "/proc/sys/kernel/random/boot_id"]
-    before = guest.run(boot_id).check().text
-    guest.run(
-        f"cd {FOLDER}; python3 lifecycle_cases.py into_the_next_kernel >{LOG} 2>&1 </dev/null &"
-    ).check()
-    deadline = time.monotonic() + 300
-    now = before
-    while now == before:
-        assert time.monotonic() < deadline, guest.run(["cat", LOG]).text
-        guest.release_agent()
-        with suppress(GuestError, ChannelError, TimeoutError):
-            guest.wait_agent(10)
-            now = guest.run(boot_id, timeout=10).check().text
-    put_cases(guest)
-    works(guest)
