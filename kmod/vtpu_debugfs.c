@@ -14,6 +14,7 @@
 #include "vtpu_inject.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_regs.h"
 #include "vtpu_usage.h"
 #include "vtpu_vm.h"
@@ -58,6 +59,7 @@ struct vtpu_hwq_view {
 	u32 priority;
 	unsigned int context;
 	unsigned int timeout_ms;
+	unsigned int stall_ms;
 	unsigned int inflight;
 	u64 completed;
 	u64 seq;
@@ -77,7 +79,8 @@ static bool vtpu_hwq_look(struct vtpu_hwq *hwq, struct vtpu_hwq_view *view)
 			.status = queue->status,
 			.priority = queue->priority,
 			.context = queue->vm->context,
-			.timeout_ms = jiffies_to_msecs(hwq->sched.timeout),
+			.timeout_ms = jiffies_to_msecs(hwq->progress.limit),
+			.stall_ms = jiffies_to_msecs(hwq->progress.stall),
 			.inflight = list_count_nodes(&hwq->inflight),
 			.completed = queue->completed,
 			.seq = hwq->seq,
@@ -97,9 +100,9 @@ static void vtpu_hwq_show(struct vtpu_hwq *hwq, const struct vtpu_hwq_view *view
 	int idx;
 
 	drm_printf(p, "queue %u: pid %d %s\n", hwq->index, view->pid, view->comm);
-	drm_printf(p, "  status %s%s, context %u, priority %u, timeout %u ms\n",
+	drm_printf(p, "  status %s%s, context %u, priority %u, timeout %u ms, stall %u ms\n",
 		   status_names[view->status], view->enabled ? "" : " (stopped)",
-		   view->context, view->priority, view->timeout_ms);
+		   view->context, view->priority, view->timeout_ms, view->stall_ms);
 	drm_printf(p, "  jobs: %llu completed, %u in flight, last %llu\n", view->completed,
 		   view->inflight, view->seq);
 	if (vtpu_peek_begin(vdev, &idx))

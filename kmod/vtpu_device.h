@@ -94,6 +94,7 @@ struct vtpu_device {
 	u32 hw_version;
 	u32 isa_version;
 	u32 vmem_size;
+	u32 caps;
 	unsigned int num_queues;
 	unsigned int num_contexts;
 	unsigned int num_vectors;
@@ -124,6 +125,7 @@ struct vtpu_device {
 	struct mutex reset_lock;	/* see above */
 	struct vtpu_vm *contexts[VTPU_NUM_CONTEXTS];	/* reset_lock */
 	bool wedged;			/* given up, starts no queue; reset_lock */
+	struct work_struct wedged_work;	/* tells that it is, or is reset */
 	bool asleep;			/* the machine is: schedulers stay stopped */
 	struct notifier_block sleep_notifier;
 	struct xarray saved;		/* HBM page -> its copy, while the machine sleeps */
@@ -137,7 +139,10 @@ struct vtpu_device {
 	struct list_head users;		/* of struct vtpu_user; users_lock */
 
 	atomic64_t device_resets;
+	atomic64_t engine_resets;
 	atomic64_t queue_resets;
+	atomic64_t jobs_replayed;
+	atomic64_t queues_lost;		/* of innocents, to resets */
 	atomic64_t busy_ns;		/* of queues that have lost their owners */
 	struct vtpu_injection inject[VTPU_NUM_INJECT];
 	atomic_t num_jobs;		/* not yet freed by the scheduler */
@@ -150,7 +155,11 @@ struct vtpu_device {
 
 /* An open file. Handles live and die with it. */
 struct vtpu_file {
+	struct kref ref;		/* the process's, and its end's */
+	struct vtpu_device *vdev;
 	struct vtpu_user *user;
+	struct work_struct end;		/* frees all it has; holds the device */
+	struct completion ended;
 	struct mutex lock;		/* pairs a look-up with its consequence */
 	struct xarray vms;		/* vm_id -> struct vtpu_vm */
 	struct xarray queues;		/* queue_id -> struct vtpu_queue */
@@ -166,6 +175,7 @@ static inline struct vtpu_device *to_vtpu(struct drm_device *drm)
 int vtpu_hw_identify(struct vtpu_device *vdev);
 int vtpu_hw_test_irq(struct vtpu_device *vdev);
 int vtpu_hw_start(struct vtpu_device *vdev);
+int vtpu_hw_reset_engines(struct vtpu_device *vdev);
 int vtpu_hw_flush_tlb(struct vtpu_device *vdev, unsigned int context);
 
 static inline u32 vtpu_read(struct vtpu_device *vdev, unsigned int reg)

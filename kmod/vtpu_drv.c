@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/* The module: PCI probe and remove, open and close, the table of ioctls. */
+/* The module: PCI probe and remove, the table of ioctls. */
 
 #include <linux/dma-mapping.h>
 #include <linux/mm.h>
@@ -16,6 +16,7 @@
 #include "vtpu_coredump.h"
 #include "vtpu_debugfs.h"
 #include "vtpu_device.h"
+#include "vtpu_file.h"
 #include "vtpu_gem.h"
 #include "vtpu_hwmon.h"
 #include "vtpu_job.h"
@@ -24,6 +25,7 @@
 #include "vtpu_pm.h"
 #include "vtpu_prime.h"
 #include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_usage.h"
 #include "vtpu_user.h"
 #include "vtpu_userptr.h"
@@ -87,6 +89,10 @@ static int vtpu_dev_query_ioctl(struct drm_device *drm, void *data, struct drm_f
 		const struct drm_vtpu_reset reset = {
 			.device_resets = atomic64_read(&vdev->device_resets),
 			.queue_resets = atomic64_read(&vdev->queue_resets),
+			.engine_resets = atomic64_read(&vdev->engine_resets),
+			.jobs_replayed = atomic64_read(&vdev->jobs_replayed),
+			.queues_lost = atomic64_read(&vdev->queues_lost),
+			.wedged = READ_ONCE(vdev->wedged),
 		};
 
 		return vtpu_query_copy(args, &reset, sizeof(reset));
@@ -96,45 +102,7 @@ static int vtpu_dev_query_ioctl(struct drm_device *drm, void *data, struct drm_f
 	}
 }
 
-/* ---- Files ---- */
-
-static int vtpu_open(struct drm_device *drm, struct drm_file *file)
-{
-	struct vtpu_file *vfile = kzalloc(sizeof(*vfile), GFP_KERNEL);
-
-	if (!vfile)
-		return -ENOMEM;
-	vfile->user = vtpu_user_get(to_vtpu(drm));
-	if (!vfile->user) {
-		kfree(vfile);
-		return -ENOMEM;
-	}
-	mutex_init(&vfile->lock);
-	xa_init_flags(&vfile->vms, XA_FLAGS_ALLOC1);
-	xa_init_flags(&vfile->queues, XA_FLAGS_ALLOC1);
-	file->driver_priv = vfile;
-	return 0;
-}
-
-/* Queues before the address spaces that they run in. */
-static void vtpu_postclose(struct drm_device *drm, struct drm_file *file)
-{
-	struct vtpu_file *vfile = file->driver_priv;
-	struct vtpu_queue *queue;
-	struct vtpu_vm *vm;
-	unsigned long id;
-
-	xa_for_each(&vfile->queues, id, queue)
-		vtpu_queue_kill(queue);
-	xa_destroy(&vfile->queues);
-	vtpu_coredump_flush(to_vtpu(drm));
-	xa_for_each(&vfile->vms, id, vm)
-		vtpu_vm_put(vm);
-	xa_destroy(&vfile->vms);
-	mutex_destroy(&vfile->lock);
-	vtpu_user_put(vfile->user);
-	kfree(vfile);
-}
+/* ---- What processes reach ---- */
 
 static const struct drm_ioctl_desc vtpu_ioctls[] = {
 	DRM_IOCTL_DEF_DRV(VTPU_DEV_QUERY, vtpu_dev_query_ioctl, 0),
@@ -195,6 +163,7 @@ static int vtpu_init_locks(struct vtpu_device *vdev)
 	struct drm_device *drm = &vdev->drm;
 
 	vtpu_bar_init(vdev);
+	vtpu_reset_init(vdev);
 	init_completion(&vdev->test_irq);
 	INIT_LIST_HEAD(&vdev->dma_bos);
 	INIT_LIST_HEAD(&vdev->users);
@@ -418,6 +387,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 		vtpu_sriov_configure(pdev, 0);
 	vtpu_stop(vdev);
 	drm_dev_unplug(&vdev->drm);
+	vtpu_reset_fini(vdev);
 	vtpu_gem_unmap_dma(vdev);
 	vtpu_userq_drop_all_pages(vdev);
 }
@@ -446,7 +416,27 @@ static struct pci_driver vtpu_pci_driver = {
 	.driver.pm = pm_ptr(&vtpu_pm_ops),
 	.err_handler = &vtpu_err_handlers,
 };
-module_pci_driver(vtpu_pci_driver);
+
+static int __init vtpu_init(void)
+{
+	int ret;
+
+	ret = vtpu_file_init();
+	if (ret)
+		return ret;
+	ret = pci_register_driver(&vtpu_pci_driver);
+	if (ret)
+		vtpu_file_fini();
+	return ret;
+}
+module_init(vtpu_init);
+
+static void __exit vtpu_exit(void)
+{
+	pci_unregister_driver(&vtpu_pci_driver);
+	vtpu_file_fini();
+}
+module_exit(vtpu_exit);
 
 MODULE_DESCRIPTION("DRM accel driver of the virtual TPU");
 MODULE_AUTHOR("The vTPU authors");

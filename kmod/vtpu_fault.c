@@ -36,10 +36,10 @@ static void vtpu_queue_record_fault(struct vtpu_hwq *hwq, struct vtpu_queue *que
 }
 
 /*
- * The bit may be old news: the queue reset and lent to someone else since. Its
- * state tells.
+ * Ends the queue if it has faulted. The bit may be old news: the queue reset and
+ * lent to someone else since. Its state tells.
  */
-static void vtpu_hwq_fault(struct vtpu_hwq *hwq)
+void vtpu_hwq_fault(struct vtpu_hwq *hwq)
 {
 	unsigned long flags;
 	u32 state;

@@ -10,6 +10,7 @@
 
 #define RESET_POLL_US		20
 #define RESET_TIMEOUT_US	(2 * USEC_PER_SEC)
+#define ENGINES_TIMEOUT_US	(1 * USEC_PER_SEC)
 /* A virtual function that may have a new owner clears its HBM first. */
 #define CLEAR_TIMEOUT_US_PER_GIB (4 * USEC_PER_SEC)
 #define TLB_TIMEOUT_US		(1 * USEC_PER_SEC)
@@ -52,6 +53,7 @@ int vtpu_hw_identify(struct vtpu_device *vdev)
 	}
 
 	vdev->isa_version = vtpu_read(vdev, VTPU_REG_ISA_VERSION);
+	vdev->caps = vtpu_read(vdev, VTPU_REG_CAPS);
 	vdev->vmem_size = vtpu_read(vdev, VTPU_REG_VMEM_SIZE);
 	vdev->hbm_size = vtpu_read64(vdev, VTPU_REG_HBM_SIZE);
 	vdev->num_queues = min(vtpu_read(vdev, VTPU_REG_NUM_QUEUES), VTPU_NUM_QUEUES);
@@ -79,6 +81,27 @@ int vtpu_hw_test_irq(struct vtpu_device *vdev)
 		return -EIO;
 	}
 	return 0;
+}
+
+/*
+ * Ends what is in progress; nothing begins until CTRL.ENABLE is written. -EOPNOTSUPP
+ * from hardware that cannot.
+ */
+int vtpu_hw_reset_engines(struct vtpu_device *vdev)
+{
+	u32 status;
+	int ret;
+
+	if (!(vdev->caps & VTPU_CAPS_ENGINE_RESET))
+		return -EOPNOTSUPP;
+	if (vtpu_inject(vdev, VTPU_INJECT_ENGINES))
+		return -ETIMEDOUT;
+	vtpu_write(vdev, VTPU_REG_CTRL, VTPU_CTRL_ENGINE_RESET);
+	ret = readl_poll_timeout(vdev->regs + VTPU_REG_STATUS, status,
+				 !(status & VTPU_STATUS_RESETTING) || status == U32_MAX,
+				 RESET_POLL_US, ENGINES_TIMEOUT_US);
+	/* All ones come from a device that is no longer there. */
+	return status == U32_MAX ? -ENODEV : ret;
 }
 
 /* Resets the whole device and enables it: queues disabled, contexts invalid. */

@@ -13,6 +13,7 @@
 static const char * const names[] = {
 	[VTPU_INJECT_IRQ] = "irq",
 	[VTPU_INJECT_RESET] = "reset",
+	[VTPU_INJECT_ENGINES] = "engines",
 	[VTPU_INJECT_STOP] = "stop",
 	[VTPU_INJECT_TLB] = "tlb",
 	[VTPU_INJECT_HBM] = "hbm",

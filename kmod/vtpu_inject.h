@@ -12,6 +12,7 @@ struct vtpu_device;
 enum vtpu_inject {
 	VTPU_INJECT_IRQ,	/* a completion interrupt that did not come */
 	VTPU_INJECT_RESET,	/* a device reset that does not end */
+	VTPU_INJECT_ENGINES,	/* a reset of the engines that does not end */
 	VTPU_INJECT_STOP,	/* a queue that does not stop */
 	VTPU_INJECT_TLB,	/* a TLB flush that does not end */
 	VTPU_INJECT_HBM,	/* no HBM left */

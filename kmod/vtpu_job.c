@@ -237,7 +237,7 @@ int vtpu_submit_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
 	struct vtpu_vm *vm;
 	int ret;
 
-	if (args->flags || !args->num_cmds || args->num_cmds > DRM_VTPU_MAX_CMDS ||
+	if (args->flags & ~DRM_VTPU_SUBMIT_RESTARTABLE || !args->num_cmds || args->num_cmds > DRM_VTPU_MAX_CMDS ||
 	    args->num_syncs > DRM_VTPU_MAX_SYNCS)
 		return -EINVAL;
 
@@ -263,6 +263,7 @@ int vtpu_submit_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
 		ret = PTR_ERR(job);
 		goto put_vm;
 	}
+	job->restartable = args->flags & DRM_VTPU_SUBMIT_RESTARTABLE;
 	ret = vtpu_job_read_cmds(job, args->cmds);
 	if (ret)
 		goto free_job;

@@ -14,6 +14,7 @@
 struct vtpu_fence {
 	struct dma_fence base;
 	struct vtpu_hwq *hwq;		/* held from initialisation on */
+	struct vtpu_job *job;		/* there until the fence has signalled */
 	struct list_head link;		/* hwq->inflight; hwq->lock */
 };
 
@@ -22,6 +23,8 @@ struct vtpu_job {
 	struct vtpu_device *vdev;
 	struct vtpu_queue *queue;
 	struct vtpu_fence *fence;	/* made ahead; NULL once the job is in the ring */
+	bool restartable;		/* may run again when it was half done */
+	u32 first_entry;		/* in the ring, as HEAD counts; hwq->lock */
 	unsigned int num_entries;
 	struct vtpu_ring_entry entries[] __counted_by(num_entries);
 };
@@ -34,6 +37,8 @@ static inline struct vtpu_job *to_vtpu_job(struct drm_sched_job *job)
 /* vtpu_sched.c */
 void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq);
 void vtpu_hwq_complete(struct vtpu_hwq *hwq);
+void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq);
+void vtpu_hwq_push_all_locked(struct vtpu_hwq *hwq);
 void vtpu_hwq_fail_locked(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status,
 			  int first, int rest);
 void vtpu_hwq_fail(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status,

@@ -12,7 +12,7 @@
 
 #include "vtpu_device.h"
 #include "vtpu_pci.h"
-#include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_vm.h"
 
 /* The core may wait a minute for a device that comes out of a reset. */
@@ -88,7 +88,9 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 	if (pdev->is_virtfn)
 		vtpu_vm_lose_all(vdev);
 	pci_set_master(pdev);
-	vtpu_device_reset(vdev);
+	/* With the jobs that have come meanwhile. */
+	atomic64_inc(&vdev->device_resets);
+	vtpu_device_restart(vdev);
 	mutex_unlock(&vdev->reset_lock);
 	vtpu_bar_open(vdev);
 }

@@ -22,6 +22,7 @@
 #include "vtpu_job.h"
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_usage.h"
 
 /* Longer than the pauses of a server that answers: waking takes 10 ms and more. */

@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0
-/* Hardware queues, the queues that processes see, and the device's reset. */
+/* Hardware queues, and the queues that processes see. */
 
 #include <linux/capability.h>
 #include <linux/dma-mapping.h>
 #include <linux/iopoll.h>
 #include <drm/drm_print.h>
 
-#include "vtpu_coredump.h"
+#include "vtpu_hang.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_usage.h"
 #include "vtpu_user.h"
 #include "vtpu_userq.h"
@@ -16,7 +17,6 @@
 
 #define STOP_POLL_US		10
 #define STOP_TIMEOUT_US		(1 * USEC_PER_SEC)
-#define TIMEOUT_MAX_MS		600000
 
 static_assert(sizeof(struct vtpu_ring_entry) == VTPU_RING_ENTRY);
 static_assert(offsetof(struct vtpu_ring_entry, op) == VTPU_RING_OP);
@@ -74,13 +74,13 @@ int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index)
 	return vtpu_sched_init(hwq);
 }
 
-/* Starts the queue for its owner; reset_lock is held. */
-static int vtpu_hwq_start(struct vtpu_hwq *hwq)
+/* Starts the queue for its owner, with what is in flight; reset_lock is held. */
+int vtpu_hwq_start(struct vtpu_hwq *hwq)
 {
 	struct vtpu_device *vdev = hwq->vdev;
 	struct vtpu_queue *queue = hwq->queue;
-	unsigned long flags;
 	struct vtpu_userq *userq = queue->userq;
+	unsigned long flags;
 	u32 state;
 
 	vtpu_write64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_RING_BASE),
@@ -104,6 +104,7 @@ static int vtpu_hwq_start(struct vtpu_hwq *hwq)
 	hwq->tail = 0;
 	hwq->enabled = true;
 	vtpu_hwq_restart_busy(hwq);
+	vtpu_hwq_push_all_locked(hwq);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	return 0;
 }
@@ -118,6 +119,7 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 	struct vtpu_device *vdev = hwq->vdev;
 	unsigned long flags;
 	u32 state;
+	int ret;
 
 	/* Nothing of a device that was given up is worth waiting for. */
 	if (vdev->wedged)
@@ -136,117 +138,11 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_RESET);
 	if (vtpu_inject(vdev, VTPU_INJECT_STOP))
 		return -ETIMEDOUT;
-	return readl_poll_timeout(vdev->regs + vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS), state,
-				  state == VTPU_QUEUE_STATE_DISABLED,
-				  STOP_POLL_US, STOP_TIMEOUT_US);
-}
-
-/*
- * Ends every job in flight with an error, because the device forgot or is
- * about to forget it. Queues with nothing in flight stay usable if they are
- * started again, but for user queues: their processes count on from where they were.
- */
-void vtpu_device_lose(struct vtpu_device *vdev, int error)
-{
-	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		struct vtpu_hwq *hwq = vdev->hwq[i];
-		unsigned long flags;
-
-		spin_lock_irqsave(&hwq->lock, flags);
-		hwq->enabled = false;
-		if (!vdev->wedged)
-			vtpu_hwq_note_busy(hwq);
-		if (!list_empty(&hwq->inflight) || vtpu_hwq_is_user(hwq))
-			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_LOST, error, error);
-		spin_unlock_irqrestore(&hwq->lock, flags);
-	}
-}
-
-/*
- * Resets the device, which has nothing in flight, and sets it up again: address
- * spaces and idle queues go on. When that fails the device is given up.
- * reset_lock is held.
- */
-void vtpu_device_restart(struct vtpu_device *vdev)
-{
-	if (vtpu_hw_start(vdev)) {
-		/* It may not write into memory that its clients give back. */
-		drm_err(&vdev->drm, "the device is lost\n");
-		WRITE_ONCE(vdev->wedged, true);
-		pci_clear_master(to_pci_dev(vdev->drm.dev));
-		return;
-	}
-	vtpu_vm_restore(vdev);
-	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		struct vtpu_hwq *hwq = vdev->hwq[i];
-
-		if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_OK)
-			vtpu_hwq_start(hwq);
-	}
-}
-
-/* The last resort, under reset_lock: everything in flight is lost. */
-void vtpu_device_reset(struct vtpu_device *vdev)
-{
-	atomic64_inc(&vdev->device_resets);
-	vtpu_device_lose(vdev, -ENODEV);
-	vtpu_device_restart(vdev);
-}
-
-/*
- * Takes a queue off the device because its first job in flight works too long;
- * reset_lock is held.
- */
-void vtpu_hwq_hang(struct vtpu_hwq *hwq)
-{
-	struct vtpu_device *vdev = hwq->vdev;
-
-	vtpu_coredump(vdev, hwq->queue);
-	if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_HUNG)) {
-		drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
-			hwq->index);
-		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
-		vtpu_device_reset(vdev);
-		return;
-	}
-	/* The job may even have finished in the meantime, and then it counts. */
-	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
-}
-
-/* Takes the queue off if a command executes for longer than this; false: it has ended. */
-bool vtpu_hwq_watch(struct vtpu_hwq *hwq, u64 limit_ns)
-{
-	struct vtpu_device *vdev = hwq->vdev;
-	bool ok = false;
-	int idx;
-
-	mutex_lock(&vdev->reset_lock);
-	if (drm_dev_enter(&vdev->drm, &idx)) {
-		ok = hwq->queue->status == DRM_VTPU_QUEUE_OK;
-		if (ok && vtpu_hwq_in_progress(hwq) &&
-		    vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_COMMAND_NS)) > limit_ns) {
-			drm_warn(&vdev->drm, "queue %u: a command does not end\n", hwq->index);
-			vtpu_hwq_hang(hwq);
-			ok = false;
-		}
-		drm_dev_exit(idx);
-	}
-	mutex_unlock(&vdev->reset_lock);
-	return ok;
-}
-
-/* Ends the program that runs now, if one does; reset_lock is held. */
-void vtpu_device_stop_running(struct vtpu_device *vdev)
-{
-	for (unsigned int i = 0; i < vdev->num_queues && !vdev->wedged; i++) {
-		struct vtpu_hwq *hwq = vdev->hwq[i];
-
-		if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) !=
-		    VTPU_QUEUE_STATE_RUNNING)
-			continue;
-		drm_warn(&vdev->drm, "queue %u holds up the device\n", hwq->index);
-		vtpu_hwq_hang(hwq);
-	}
+	ret = readl_poll_timeout(vdev->regs + vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS), state,
+				 state == VTPU_QUEUE_STATE_DISABLED || state == U32_MAX,
+				 STOP_POLL_US, STOP_TIMEOUT_US);
+	/* All ones come from a device that is no longer there. */
+	return state == U32_MAX ? -ENODEV : ret;
 }
 
 /* ---- Queues of processes ---- */
@@ -307,7 +203,7 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 			break;
 		}
 		queue->hwq = hwq;
-		vtpu_sched_set_timeout(hwq, queue->timeout_ms);
+		vtpu_hang_set_limits(hwq, queue->timeout_ms, queue->stall_ms);
 		vtpu_hwq_set_owner(hwq, queue);
 		ret = vtpu_hwq_start(hwq);
 		if (ret)
@@ -328,14 +224,8 @@ static void vtpu_queue_return_hwq(struct vtpu_queue *queue)
 
 	entered = vtpu_dev_enter(vdev, &idx);
 	mutex_lock(&vdev->reset_lock);
-	if (entered) {
-		if (vtpu_hwq_stop(hwq, DRM_VTPU_QUEUE_LOST)) {
-			drm_err(&vdev->drm, "queue %u does not stop, resetting the device\n",
-				hwq->index);
-			vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
-			vtpu_device_reset(vdev);
-		}
-	}
+	if (entered)
+		vtpu_hwq_force_off(hwq, DRM_VTPU_QUEUE_LOST);
 	vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ECANCELED, -ECANCELED);
 	if (queue->userq)
 		vtpu_userq_drop_pages(queue);
@@ -366,7 +256,14 @@ void vtpu_queue_kill(struct vtpu_queue *queue)
 		queue->status = DRM_VTPU_QUEUE_LOST;
 	spin_unlock_irqrestore(&hwq->lock, flags);
 
+	/*
+	 * A scheduler that has just picked the entity would put it back among those
+	 * with jobs after it was taken from there, so it stands still meanwhile.
+	 */
+	drm_sched_wqueue_stop(&hwq->sched);
 	drm_sched_entity_fini(&queue->entity);
+	if (!READ_ONCE(hwq->vdev->asleep))
+		drm_sched_wqueue_start(&hwq->sched);
 	if (queue->userq)
 		vtpu_userq_revoke(queue);
 	vtpu_queue_return_hwq(queue);
@@ -394,6 +291,7 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_file *vfile, struct vtpu
 	queue->vm = vm;
 	queue->priority = args->priority;
 	queue->timeout_ms = args->timeout_ms;
+	queue->stall_ms = args->stall_ms;
 	queue->pid = task_tgid_nr(current);
 	get_task_comm(queue->comm, current);
 	queue->fault_pc = U32_MAX;
@@ -440,9 +338,9 @@ int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file 
 	struct vtpu_vm *vm;
 	int ret, idx;
 
-	if (args->flags & ~DRM_VTPU_QUEUE_USER || args->pad ||
-	    args->priority > DRM_VTPU_PRIORITY_HIGH ||
-	    args->timeout_ms > TIMEOUT_MAX_MS)
+	if (args->flags & ~DRM_VTPU_QUEUE_USER || args->priority > DRM_VTPU_PRIORITY_HIGH ||
+	    args->timeout_ms > DRM_VTPU_MAX_TIMEOUT_MS ||
+	    args->stall_ms > DRM_VTPU_MAX_TIMEOUT_MS)
 		return -EINVAL;
 	if (args->priority == DRM_VTPU_PRIORITY_HIGH && !capable(CAP_SYS_NICE))
 		return -EPERM;

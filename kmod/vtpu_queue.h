@@ -30,6 +30,18 @@ struct vtpu_ring_entry {
 #define VTPU_RING_LOG2		9
 #define VTPU_RING_ENTRIES	BIT(VTPU_RING_LOG2)
 
+/* What the first job in flight was last seen to have done, and what it may take. */
+struct vtpu_progress {
+	unsigned long limit;		/* jiffies, of one command's execution */
+	unsigned long stall;		/* jiffies without progress */
+	unsigned long looked;		/* jiffies when it was looked at; read by all */
+	unsigned long since;		/* jiffies when it was seen to get on */
+	u64 job;			/* its seqno */
+	u32 head;			/* where the device was then */
+	u64 instructions;
+	u64 command_ns;
+};
+
 /*
  * A hardware queue: as old as the device, lent to one vtpu_queue at a time. Its
  * scheduler and lock are named by fences that may outlive the device, hence
@@ -54,9 +66,12 @@ struct vtpu_hwq {
 	struct vtpu_queue *queue;	/* owner or NULL; set under reset_lock and lock */
 	struct list_head inflight;	/* of vtpu_fence in ring order; lock */
 	unsigned long head_since;	/* jiffies when its first job became that; lock */
+	u64 begun;			/* seqno of the job that a reset may interrupt; lock */
 	u64 seq;			/* of the last job pushed; lock */
 	u32 tail;			/* entries produced since ENABLE; lock */
-	bool enabled;			/* takes jobs; lock */
+	bool enabled;			/* jobs enter the ring at once; lock */
+
+	struct vtpu_progress progress;	/* reset_lock */
 };
 
 /* So that a process cannot make the kernel keep jobs without end. */
@@ -72,7 +87,8 @@ struct vtpu_queue {
 	struct drm_sched_entity entity;
 	struct vtpu_userq *userq;	/* NULL unless its process fills the ring */
 	u32 priority;
-	u32 timeout_ms;
+	u32 timeout_ms;			/* as its process said */
+	u32 stall_ms;
 	pid_t pid;			/* who created it */
 	char comm[TASK_COMM_LEN];
 	bool dead;			/* takes no jobs; dma_resv of the VM */
@@ -107,13 +123,8 @@ static inline unsigned int vtpu_hwq_reg(const struct vtpu_hwq *hwq, unsigned int
 int vtpu_hwq_init(struct vtpu_device *vdev, unsigned int index);
 void vtpu_hwq_get(struct vtpu_hwq *hwq);
 void vtpu_hwq_put(struct vtpu_hwq *hwq);
+int vtpu_hwq_start(struct vtpu_hwq *hwq);
 int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status);
-void vtpu_hwq_hang(struct vtpu_hwq *hwq);
-bool vtpu_hwq_watch(struct vtpu_hwq *hwq, u64 limit_ns);
-void vtpu_device_stop_running(struct vtpu_device *vdev);
-void vtpu_device_restart(struct vtpu_device *vdev);
-void vtpu_device_reset(struct vtpu_device *vdev);
-void vtpu_device_lose(struct vtpu_device *vdev, int error);
 
 struct vtpu_queue *vtpu_queue_get(struct vtpu_file *vfile, u32 id);
 void vtpu_queue_put(struct vtpu_queue *queue);
@@ -122,6 +133,9 @@ void vtpu_queue_kill(struct vtpu_queue *queue);
 int vtpu_queue_create_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_queue_destroy_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
 int vtpu_queue_state_ioctl(struct drm_device *drm, void *data, struct drm_file *file);
+
+/* vtpu_fault.c */
+void vtpu_hwq_fault(struct vtpu_hwq *hwq);
 
 /* vtpu_userq.c */
 const struct vtpu_ring_entry *vtpu_hwq_ring(const struct vtpu_hwq *hwq);
@@ -134,7 +148,5 @@ void vtpu_ring_entry_print(const struct vtpu_ring_entry *entry, u32 n, struct dr
 
 /* vtpu_sched.c */
 int vtpu_sched_init(struct vtpu_hwq *hwq);
-void vtpu_sched_set_timeout(struct vtpu_hwq *hwq, u32 timeout_ms);
-bool vtpu_hwq_in_progress(struct vtpu_hwq *hwq);
 
 #endif

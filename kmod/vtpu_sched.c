@@ -1,8 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0
-/*
- * Between the DRM scheduler and the rings: pushing jobs, completing them, and
- * what happens when one takes too long.
- */
+/* Between the DRM scheduler and the rings: pushing jobs, and completing them. */
 
 #include <linux/module.h>
 #include <linux/wait_bit.h>
@@ -10,14 +7,12 @@
 #include <drm/drm_print.h>
 
 #include "vtpu_device.h"
+#include "vtpu_hang.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_trace.h"
 #include "vtpu_userq.h"
-
-static unsigned int timeout_ms = 10000;
-module_param(timeout_ms, uint, 0644);
-MODULE_PARM_DESC(timeout_ms, "Time limit of a job whose queue has none of its own, in ms");
 
 /* ---- Fences of the device ---- */
 
@@ -68,7 +63,7 @@ static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
 	dma_fence_put(&fence->base);
 }
 
-static void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
+void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
 {
 	struct vtpu_fence *fence, *next;
 	u64 done;
@@ -129,12 +124,43 @@ void vtpu_hwq_fail(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status,
 	spin_unlock_irqrestore(&hwq->lock, flags);
 }
 
+/* ---- The ring ---- */
+
+/* There is room: the scheduler's credits count entries. Under hwq->lock. */
+static void vtpu_hwq_push_locked(struct vtpu_hwq *hwq, struct vtpu_job *job)
+{
+	job->first_entry = hwq->tail;
+	for (unsigned int i = 0; i < job->num_entries; i++)
+		hwq->ring[(hwq->tail + i) % VTPU_RING_ENTRIES] = job->entries[i];
+	hwq->tail += job->num_entries;
+}
+
+/* writel() orders the ring before it. */
+static void vtpu_hwq_ring_doorbell(struct vtpu_hwq *hwq)
+{
+	writel(hwq->tail, hwq->vdev->doorbells + hwq->index * VTPU_PAGE_BYTES);
+}
+
+/* Into a ring that is empty, after a reset. */
+void vtpu_hwq_push_all_locked(struct vtpu_hwq *hwq)
+{
+	struct vtpu_fence *fence;
+
+	lockdep_assert_held(&hwq->lock);
+	if (list_empty(&hwq->inflight))
+		return;
+	list_for_each_entry(fence, &hwq->inflight, link)
+		vtpu_hwq_push_locked(hwq, fence->job);
+	hwq->head_since = jiffies;
+	vtpu_hwq_ring_doorbell(hwq);
+}
+
 /* ---- The scheduler's calls ---- */
 
 /*
- * Writes the job into the ring, which has room: the scheduler's credits count
- * entries. A queue that is no longer good takes nothing, and the error ends
- * the job.
+ * A queue that is no longer good takes nothing, and the error ends the job. While
+ * the device is being reset the job is in flight already: whoever starts the queue
+ * again finds it there.
  */
 static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 {
@@ -151,8 +177,7 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 		return ERR_PTR(-ENODEV);
 
 	spin_lock_irqsave(&hwq->lock, flags);
-	if (queue->status != DRM_VTPU_QUEUE_OK || !hwq->enabled) {
-		/* Not good but not enabled: amid a reset that it was too late for. */
+	if (queue->status != DRM_VTPU_QUEUE_OK || READ_ONCE(vdev->wedged)) {
 		if (queue->status == DRM_VTPU_QUEUE_OK)
 			queue->status = DRM_VTPU_QUEUE_LOST;
 		spin_unlock_irqrestore(&hwq->lock, flags);
@@ -164,18 +189,13 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 	last = &job->entries[job->num_entries - 1];
 	last->flags = VTPU_RING_FLAG_FENCE | VTPU_RING_FLAG_IRQ;
 	last->fence = cpu_to_le64(fence->base.seqno);
-	for (unsigned int i = 0; i < job->num_entries; i++)
-		hwq->ring[(hwq->tail + i) % VTPU_RING_ENTRIES] = job->entries[i];
-	hwq->tail += job->num_entries;
-
-	/*
-	 * The scheduler's timer starts anew with every job, so one that comes
-	 * late is not to prolong the life of one that hangs.
-	 */
+	fence->job = job;
 	if (list_empty(&hwq->inflight))
 		hwq->head_since = jiffies;
-	else if (time_after(jiffies, hwq->head_since + hwq->sched.timeout))
+	else if (vtpu_hang_is_due(hwq))
 		drm_sched_fault(&hwq->sched);
+	if (hwq->enabled)
+		vtpu_hwq_push_locked(hwq, job);
 
 	/* One reference for the list, one for the scheduler. */
 	list_add_tail(&fence->link, &hwq->inflight);
@@ -186,10 +206,11 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 			   hwq->tail - job->num_entries, hwq->tail,
 			   le32_to_cpu(job->entries[0].cookie));
 
-	/* writel() orders the ring before it. */
-	writel(hwq->tail, vdev->doorbells + hwq->index * VTPU_PAGE_BYTES);
-	/* A short job may be over already: here that costs less than its interrupt. */
-	vtpu_hwq_complete_locked(hwq);
+	if (hwq->enabled) {
+		vtpu_hwq_ring_doorbell(hwq);
+		/* A short job may be over already: here that costs less than its interrupt. */
+		vtpu_hwq_complete_locked(hwq);
+	}
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	drm_dev_exit(idx);
 	return &fence->base;
@@ -216,41 +237,6 @@ static bool vtpu_job_inflight(struct vtpu_hwq *hwq, struct drm_sched_job *sched_
 	return inflight;
 }
 
-bool vtpu_hwq_in_progress(struct vtpu_hwq *hwq)
-{
-	u32 state = vtpu_read(hwq->vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
-
-	return state == VTPU_QUEUE_STATE_RUNNING || state == VTPU_QUEUE_STATE_PREEMPTED;
-}
-
-/*
- * A job may be late only because the device works for other queues, which have
- * time limits too: its command has not begun, or not executed for as long as
- * the job may take (less an eighth, for the way to the device). Not so one that
- * holds itself back with a WAIT.
- */
-static bool vtpu_hwq_starved(struct vtpu_hwq *hwq)
-{
-	struct vtpu_device *vdev = hwq->vdev;
-	u32 head = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_HEAD));
-	u64 limit_ns = jiffies_to_nsecs(hwq->sched.timeout);
-
-	if (hwq->ring[head % VTPU_RING_ENTRIES].op == VTPU_CMD_WAIT)
-		return false;
-	if (vtpu_hwq_in_progress(hwq))
-		return vtpu_read64(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_COMMAND_NS)) <
-		       limit_ns - limit_ns / 8;
-	if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) != VTPU_QUEUE_STATE_READY)
-		return false;
-
-	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		if (vdev->hwq[i] != hwq && vtpu_hwq_in_progress(vdev->hwq[i]))
-			return true;
-	}
-	/* Or has it got its turn while we looked? */
-	return vtpu_hwq_in_progress(hwq);
-}
-
 /*
  * The scheduler is not stopped: jobs leave the ring only by their fences, which
  * are ours to signal, and a queue that is not OK lets none in. So this job goes
@@ -267,12 +253,9 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 	if (drm_dev_enter(&vdev->drm, &idx)) {
 		/* A lost interrupt is no hang. */
 		vtpu_hwq_complete(hwq);
-		if (vtpu_job_inflight(hwq, sched_job) && !vtpu_hwq_starved(hwq)) {
-			drm_warn(&vdev->drm, "queue %u: job %llu is over its time limit, pc 0x%x\n",
-				 hwq->index, le64_to_cpu(READ_ONCE(*hwq->fence_word)) + 1,
-				 vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_PC)));
+		vtpu_hwq_fault(hwq);
+		if (vtpu_job_inflight(hwq, sched_job) && vtpu_hwq_is_hung(hwq))
 			vtpu_hwq_hang(hwq);
-		}
 		drm_dev_exit(idx);
 	} else {
 		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ENODEV, -ENODEV);
@@ -318,7 +301,7 @@ int vtpu_sched_init(struct vtpu_hwq *hwq)
 		.submit_wq = hwq->vdev->submit_wq,
 		.num_rqs = DRM_SCHED_PRIORITY_COUNT,
 		.credit_limit = VTPU_RING_ENTRIES,
-		.timeout = msecs_to_jiffies(timeout_ms),
+		.timeout = MAX_SCHEDULE_TIMEOUT,	/* see vtpu_hang_set_limits() */
 		.timeout_wq = hwq->vdev->timeout_wq,
 		.name = hwq->name,
 		.dev = hwq->vdev->drm.dev,
@@ -331,10 +314,4 @@ int vtpu_sched_init(struct vtpu_hwq *hwq)
 		return ret;
 	}
 	return drmm_add_action_or_reset(&hwq->vdev->drm, vtpu_sched_fini, hwq);
-}
-
-/* For the next owner of the queue; nothing is in flight. */
-void vtpu_sched_set_timeout(struct vtpu_hwq *hwq, u32 limit_ms)
-{
-	hwq->sched.timeout = max(msecs_to_jiffies(limit_ms ?: READ_ONCE(timeout_ms)), 1UL);
 }

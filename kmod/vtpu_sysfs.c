@@ -31,6 +31,14 @@ static ssize_t device_resets_show(struct device *dev, struct device_attribute *a
 }
 static DEVICE_ATTR_RO(device_resets);
 
+static ssize_t engine_resets_show(struct device *dev, struct device_attribute *attr, char *buf)
+{
+	struct vtpu_device *vdev = dev_get_drvdata(dev);
+
+	return sysfs_emit(buf, "%llu\n", (u64)atomic64_read(&vdev->engine_resets));
+}
+static DEVICE_ATTR_RO(engine_resets);
+
 static ssize_t queue_resets_show(struct device *dev, struct device_attribute *attr, char *buf)
 {
 	struct vtpu_device *vdev = dev_get_drvdata(dev);
@@ -67,6 +75,7 @@ static struct attribute *vtpu_sysfs_attrs[] = {
 	&dev_attr_hw_version.attr,
 	&dev_attr_isa_version.attr,
 	&dev_attr_device_resets.attr,
+	&dev_attr_engine_resets.attr,
 	&dev_attr_queue_resets.attr,
 	&dev_attr_hbm_total.attr,
 	&dev_attr_hbm_used.attr,

@@ -16,6 +16,7 @@
 #include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
+#include "vtpu_hang.h"
 #include "vtpu_pm.h"
 #include "vtpu_queue.h"
 #include "vtpu_userq.h"
@@ -135,20 +136,19 @@ const __le64 *vtpu_hwq_fence_word(const struct vtpu_hwq *hwq)
 
 u32 vtpu_userq_watchdog_us(const struct vtpu_queue *queue)
 {
-	return jiffies_to_usecs(queue->hwq->sched.timeout);
+	return jiffies_to_usecs(queue->hwq->progress.limit);
 }
 
 /*
- * The hardware's watchdog ends what executes for too long. This is for hardware
- * that does not: others would wait for it for ever.
+ * The hardware's watchdog ends what executes for too long. This is for what makes no
+ * progress, and for hardware that does not: others would wait for it for ever.
  */
 static void vtpu_userq_watch(struct work_struct *work)
 {
 	struct vtpu_userq *userq = container_of(work, struct vtpu_userq, watch.work);
-	struct vtpu_queue *queue = userq->queue;
-	struct vtpu_hwq *hwq = queue->hwq;
+	struct vtpu_hwq *hwq = userq->queue->hwq;
 
-	if (vtpu_hwq_watch(hwq, 2ull * NSEC_PER_USEC * vtpu_userq_watchdog_us(queue)))
+	if (vtpu_hang_watch_user(hwq))
 		queue_delayed_work(hwq->vdev->timeout_wq, &userq->watch, hwq->sched.timeout);
 }
 

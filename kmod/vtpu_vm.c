@@ -9,6 +9,7 @@
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
+#include "vtpu_reset.h"
 #include "vtpu_user.h"
 #include "vtpu_vm.h"
 

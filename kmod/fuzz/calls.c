@@ -317,6 +317,7 @@ static void queue_create(struct input *in)
 	args.flags = number(in, 0);
 	/* Short, so that jobs that never end do not hold up the fuzzer. */
 	args.timeout_ms = number(in, 20);
+	args.stall_ms = number(in, 20);
 	if (!ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_CREATE, &args))
 		keep(&state.queues, args.queue_id);
 }
@@ -382,7 +383,7 @@ static void submit(struct input *in)
 	args.num_cmds = num_cmds;
 	args.num_syncs = num_syncs;
 	if (way >= 192) {
-		args.flags = number(in, 0);
+		args.flags = number(in, DRM_VTPU_SUBMIT_RESTARTABLE);
 		args.cmds = number(in, args.cmds);
 		args.num_cmds = number(in, args.num_cmds);
 		args.syncs = number(in, args.syncs);

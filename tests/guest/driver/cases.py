@@ -421,7 +421,7 @@ def queue_arguments() -> None:
         vm = dev.vm()
         with raises(errno.ENOENT):
             dev.queue(vm + 7)
-        for change in ({"priority": 3}, {"flags": 2}, {"pad": 1}, {"timeout_ms": 600001}):
+        for change in ({"priority": 3}, {"flags": 2}, {"stall_ms": 600001}, {"timeout_ms": 600001}):
             with raises(errno.EINVAL):
                 dev.call("queue_create", **{"vm_id": vm, **change})
         with raises(errno.ENOENT):
@@ -547,7 +547,7 @@ def submit_arguments() -> None:
         good = {"queue_id": dev.queue_id, "cmds": raw.buffer_address(one), "num_cmds": 1}
         wrong = [
             ({"queue_id": 99}, errno.ENOENT),
-            ({"flags": 1}, errno.EINVAL),
+            ({"flags": 2}, errno.EINVAL),
             ({"num_cmds": 0}, errno.EINVAL),
             ({"num_cmds": 65}, errno.EINVAL),
             ({"num_syncs": 65}, errno.EINVAL),

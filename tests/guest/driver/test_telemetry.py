@@ -223,6 +223,7 @@ with Setup() as dev:
     assert int(attribute("hbm_total")) == info.hbm_bytes
     assert int(attribute("hbm_used")) == memory.hbm_used > 0
     assert int(attribute("device_resets")) == resets.device_resets
+    assert int(attribute("engine_resets")) == resets.engine_resets
     assert int(attribute("queue_resets")) == resets.queue_resets
     assert dev.finish(dev.queue_id, [dev.run(raw.trap(1))]) == -errno.EFAULT
 """,
@@ -257,7 +258,14 @@ with Setup(timeout_ms=400) as dev:
     dev.finish_ok([raw.nop()])  # idle queues go on
     armed("stop")
     dev.call("queue_destroy", queue_id=dev.queue_id)
-    assert dev.resets().device_resets == before.device_resets + 2
+    until(lambda: dev.resets().engine_resets == before.engine_resets + 1, 20, "engines")
+    assert dev.resets().device_resets == before.device_resets + 1
+    dev.queue_id = dev.queue(dev.vm_id)
+    armed("stop")
+    armed("engines")
+    dev.call("queue_destroy", queue_id=dev.queue_id)
+    until(lambda: dev.resets().device_resets == before.device_resets + 2, 20, "the device")
+    assert dev.resets().engine_resets == before.engine_resets + 1
     dev.queue_id = dev.queue(dev.vm_id)
     # A self-test interrupt comes for no reason, as far as the queues know.
     def interrupts():

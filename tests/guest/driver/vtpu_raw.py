@@ -60,7 +60,7 @@ IOCTLS = {
     "vm_create": (_RW, 0x44, "II", "flags vm_id"),
     "vm_destroy": (_W, 0x45, "II", "vm_id pad"),
     "vm_bind": (_W, 0x46, "IIIIQQQ", "vm_id op handle flags bo_offset va size"),
-    "queue_create": (_RW, 0x47, "IIIIII", "vm_id priority flags timeout_ms queue_id pad"),
+    "queue_create": (_RW, 0x47, "IIIIII", "vm_id priority flags timeout_ms queue_id stall_ms"),
     "queue_destroy": (_W, 0x48, "II", "queue_id pad"),
     "queue_state": (
         _RW,
@@ -237,7 +237,8 @@ class Device:
         return self.query(1, "QQ", "hbm_bytes hbm_used")
 
     def resets(self) -> Result:
-        return self.query(2, "QQ", "device_resets queue_resets")
+        fields = "device_resets queue_resets engine_resets jobs_replayed queues_lost wedged"
+        return self.query(2, "QQQQQQ", fields)
 
     # Buffers
 
@@ -269,9 +270,16 @@ class Device:
     def unbind(self, vm: int, va: int, size: int) -> None:
         self.call("vm_bind", vm_id=vm, op=UNMAP, va=va, size=size)
 
-    def queue(self, vm: int, timeout_ms: int = 0, priority: int = 1, flags: int = 0) -> int:
+    def queue(
+        self, vm: int, timeout_ms: int = 0, priority: int = 1, flags: int = 0, stall_ms: int = 0
+    ) -> int:
         return self.call(
-            "queue_create", vm_id=vm, priority=priority, timeout_ms=timeout_ms, flags=flags
+            "queue_create",
+            vm_id=vm,
+            priority=priority,
+            timeout_ms=timeout_ms,
+            flags=flags,
+            stall_ms=stall_ms,
         ).queue_id
 
     def state(self, queue: int) -> Result:
@@ -284,13 +292,14 @@ class Device:
 
     # Jobs
 
-    def submit(self, queue: int, commands: list, syncs: list = ()) -> None:
+    def submit(self, queue: int, commands: list, syncs: list = (), flags: int = 0) -> None:
         """syncs: (handle, flags, point)"""
         cmds = words("IIQQQQQ" * len(commands), *(word for command in commands for word in command))
         sync = words("IIQ" * len(syncs), *(word for item in syncs for word in item))
         self.call(
             "submit",
             queue_id=queue,
+            flags=flags,
             cmds=buffer_address(cmds),
             syncs=buffer_address(sync),
             num_cmds=len(commands),
@@ -359,9 +368,11 @@ class Device:
 class UserQueue:
     """A queue whose ring this process fills and whose doorbell it rings."""
 
-    def __init__(self, device: Device, vm: int, timeout_ms: int = 0, priority: int = 1) -> None:
+    def __init__(
+        self, device: Device, vm: int, timeout_ms: int = 0, priority: int = 1, stall_ms: int = 0
+    ) -> None:
         self.device = device
-        self.id = device.queue(vm, timeout_ms, priority, QUEUE_USER)
+        self.id = device.queue(vm, timeout_ms, priority, QUEUE_USER, stall_ms)
         self.where = device.call("queue_map", queue_id=self.id)
         self.num_entries = self.where.ring_bytes // RING_ENTRY
         self.ring = mmap.mmap(device.fd, self.where.ring_bytes, offset=self.where.ring_offset)

@@ -60,8 +60,12 @@ struct drm_vtpu_memory {
 };
 
 struct drm_vtpu_reset {
-	__u64 device_resets;	/* since the driver was loaded */
+	__u64 device_resets;	/* since the driver was loaded, as all of these */
 	__u64 queue_resets;
+	__u64 engine_resets;	/* of all engines, for a queue that did not stop */
+	__u64 jobs_replayed;	/* jobs in flight that a reset did not cost */
+	__u64 queues_lost;	/* queues that one did, through no fault of theirs */
+	__u64 wedged;		/* 1: the device is given up until a function reset */
 };
 
 struct drm_vtpu_dev_query {
@@ -157,13 +161,21 @@ enum drm_vtpu_priority {
 
 #define DRM_VTPU_QUEUE_USER	(1 << 0)	/* the process fills its ring: see QUEUE_MAP */
 
+#define DRM_VTPU_MAX_TIMEOUT_MS	600000
+
+/*
+ * Two limits end what hangs (DRM_VTPU_QUEUE_HUNG), each of one command and of the
+ * time that it executes: waiting for other queues is not counted. timeout_ms is how
+ * long it may take, and a WAIT of SUBMIT wait; stall_ms how long it may go without
+ * completing an instruction. It may be noticed a quarter later.
+ */
 struct drm_vtpu_queue_create {
 	__u32 vm_id;		/* in: may not be destroyed before the queue is */
 	__u32 priority;		/* in: enum drm_vtpu_priority */
 	__u32 flags;		/* in: DRM_VTPU_QUEUE_* */
-	__u32 timeout_ms;	/* in: a job's limit, at most 600000; 0: the driver's default */
+	__u32 timeout_ms;	/* in: at most DRM_VTPU_MAX_TIMEOUT_MS; 0: the driver's default */
 	__u32 queue_id;		/* out */
-	__u32 pad;
+	__u32 stall_ms;		/* in: likewise; 0: as timeout_ms, if that is not 0 */
 };
 
 struct drm_vtpu_queue_destroy {
@@ -174,7 +186,7 @@ struct drm_vtpu_queue_destroy {
 enum drm_vtpu_queue_status {
 	DRM_VTPU_QUEUE_OK = 0,
 	DRM_VTPU_QUEUE_FAULTED = 1,	/* the device refused an access or an instruction */
-	DRM_VTPU_QUEUE_HUNG = 2,	/* a job passed its time limit */
+	DRM_VTPU_QUEUE_HUNG = 2,	/* a command took too long, or got nowhere */
 	DRM_VTPU_QUEUE_LOST = 3,	/* the device was reset or is gone */
 };
 
@@ -184,6 +196,11 @@ enum drm_vtpu_queue_status {
  * jobs behind the guilty one or of a destroyed queue, -ESRCH for those of a
  * destroyed queue that it had not begun). The fault fields are the device's
  * record.
+ *
+ * A queue that hangs and does not stop costs a reset of the engines, or of the
+ * device at last. Other queues go on after it, with what they had in flight,
+ * but for one whose job was half done then and is not DRM_VTPU_SUBMIT_RESTARTABLE,
+ * and for user queues (of engines: those at work): these are LOST, with -ENODEV.
  */
 struct drm_vtpu_queue_state {
 	__u32 queue_id;		/* in */
@@ -290,6 +307,8 @@ struct drm_vtpu_sync {
 #define DRM_VTPU_MAX_CMDS	64
 #define DRM_VTPU_MAX_SYNCS	64
 
+#define DRM_VTPU_SUBMIT_RESTARTABLE	(1 << 0)	/* may run again when it was half done */
+
 /*
  * Submits one job: its commands run in order, after every waited sync and
  * every earlier job of the queue; then the signalled syncs fire.
@@ -298,7 +317,7 @@ struct drm_vtpu_sync {
  */
 struct drm_vtpu_submit {
 	__u32 queue_id;		/* in */
-	__u32 flags;		/* in: zero */
+	__u32 flags;		/* in: DRM_VTPU_SUBMIT_* */
 	__u64 cmds;		/* in: user pointer, struct drm_vtpu_cmd[] */
 	__u64 syncs;		/* in: user pointer, struct drm_vtpu_sync[] */
 	__u32 num_cmds;		/* in: 1..DRM_VTPU_MAX_CMDS */

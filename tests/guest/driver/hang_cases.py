@@ -1,0 +1,516 @@
+# SPDX-License-Identifier: MIT
+"""Hangs, case by case: who is found, who goes on, and what is told. Runs in the guest as root:
+
+    python3 hang_cases.py [NAME ...]
+
+Those of ON_DEMAND need a device that test_hangs.py has told to misbehave.
+"""
+
+from __future__ import annotations
+
+import errno
+import glob
+import os
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import vtpu_raw as raw
+from cases import DRIVER, Setup, collector, counting, main, pci_device, until
+from userq_cases import Driven, ended
+from vtpu_raw import SYNC_SIGNAL, Device, UserQueue, raises
+
+CASES: dict[str, Callable[[], None]] = {}
+case = collector(CASES)
+# The properties of the device that the host sets before a case.
+ON_DEMAND: dict[str, dict[str, object]] = {}
+PARAMETERS = Path("/sys/module/vtpu/parameters")
+INSTRUCTIONS, COMMAND_NS = 3, 2
+RESTARTABLE = 1
+LONG_MS = 600000
+
+
+def with_device(**properties: object) -> Callable:
+    """A case that the device is told to misbehave for: inject-NAME=value."""
+
+    def collect(function: Callable[[], None]) -> Callable[[], None]:
+        names = {f"inject-{name.replace('_', '-')}": value for name, value in properties.items()}
+        ON_DEMAND[function.__name__] = names
+        return case(function)
+
+    return collect
+
+
+def debugfs(name: str) -> Path:
+    [path] = glob.glob(f"/sys/kernel/debug/accel/{pci_device()}/{name}")
+    return Path(path)
+
+
+class Job:
+    """One that was submitted, and what became of it."""
+
+    def __init__(self, dev: Device, queue: int, commands: list, flags: int = 0) -> None:
+        self.dev, self.queue, self.sync = dev, queue, dev.syncobj()
+        dev.submit(queue, commands, [(self.sync, SYNC_SIGNAL, 0)], flags)
+
+    def over(self, seconds: float = 20) -> int:
+        """1: well; else its error."""
+        self.dev.wait(self.sync, seconds)
+        return self.dev.fence_error(self.sync)
+
+    def file(self) -> int:
+        """A sync_file of its fence, which outlives the file of the device."""
+        return self.dev.call("syncobj_handle_to_fd", handle=self.sync, flags=1).fd
+
+    def begun(self) -> None:
+        """Returns when its program completes instructions."""
+        until(lambda: self.dev.counters(self.queue, [INSTRUCTIONS])[0] > 0, 20, "the program runs")
+
+
+class Innocent(Setup):
+    """Somebody else, who wants to live. The host buffer has two words:
+
+    how often the program of `patient` began, and what it waits for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(timeout_ms=LONG_MS)
+
+    def patient(self) -> tuple:
+        """Counts that it began, then runs until it is let go."""
+        count, flag = 41, 42
+        return self.run(
+            raw.instruction(0x05, [40], imm64=self.host_va)  # LI s40 = the words
+            + raw.instruction(0x0E, [count, 40])  # LD
+            + raw.instruction(0x06, [count, count], [0, 0, 1])  # ADD 1
+            + raw.instruction(0x0F, [40, count])  # ST
+            + raw.instruction(0x0E, [flag, 40], [0, 8])  # LD, again and again
+            + raw.instruction(0x15, [flag], [0, 0, 64 * 4])  # BEQ 0
+            + raw.HALT
+        )
+
+    @property
+    def begins(self) -> int:
+        return self.host_map[0]
+
+    def let_go(self) -> None:
+        self.host_map[8] = 1
+
+
+class Guilty(Setup):
+    """A file whose queue runs a program without end, and is ended by hand."""
+
+    LIMIT_MS = 590000  # by which it is told from others
+
+    def __init__(self) -> None:
+        super().__init__(timeout_ms=self.LIMIT_MS)
+        self.job = Job(self, self.queue_id, [self.run(raw.LOOP)])
+        self.behind = Job(self, self.queue_id, [raw.nop()])
+        self.job.begun()
+
+    def end(self, *failures: str) -> None:
+        """As its hang would, but what is tried first fails."""
+        queues = debugfs("queues").read_text().split("queue ")
+        [mine] = [text for text in queues if f"timeout {self.LIMIT_MS} ms" in text]
+        for name in failures:
+            debugfs(f"inject/{name}").write_text("1")
+        debugfs("reset_queue").write_text(mine.partition(":")[0])
+        assert (self.job.over(), self.behind.over()) == (-errno.ETIMEDOUT, -errno.ECANCELED)
+        assert self.state(self.queue_id).status == raw.HUNG
+
+
+# What the driver believes to fail, and so which reset it ends with.
+ENGINES, DEVICE = ("stop",), ("stop", "engines")
+
+
+class Uevents:
+    """The kernel's events from now on, of this device's node."""
+
+    def __init__(self) -> None:
+        self.socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 15)
+        self.socket.bind((0, 1))
+        self.socket.settimeout(20)
+
+    def next_wedged(self) -> str:
+        while True:
+            fields = self.socket.recv(8192).decode(errors="replace").split("\0")
+            values = dict(field.split("=", 1) for field in fields if "=" in field)
+            if "WEDGED" in values:
+                assert values["SUBSYSTEM"] == "accel" and values["ACTION"] == "change", values
+                return values["WEDGED"]
+
+
+def is_well(dev: Device, job: Job) -> None:
+    assert job.over() == 1, (job.over(), dev.state(job.queue))
+    assert dev.state(job.queue).status == raw.OK
+
+
+# ---- Who hangs ----
+
+
+def calibrated(dev: Setup, seconds: float) -> int:
+    """As many rounds of `counting` as the device makes in about that time."""
+    count = 20000
+    dev.finish_ok([dev.run(counting(count))])
+    [took] = dev.counters(dev.queue_id, [COMMAND_NS])
+    dev.unbind(dev.vm_id, dev.code_va, raw.PAGE)
+    return min(int(count * seconds * 1e9 / took), 1 << 31)
+
+
+@case
+def what_gets_on_lives() -> None:
+    """It executes for many times as long as it might stand still."""
+    with Setup(timeout_ms=LONG_MS) as dev:
+        queue = dev.queue(dev.vm_id, LONG_MS, stall_ms=100)
+        code = counting(calibrated(dev, 1.5))
+        dev.program(code)
+        is_well(dev, Job(dev, queue, [raw.run(dev.code_va, len(code))]))
+        assert dev.counters(queue, [COMMAND_NS])[0] > 500_000_000
+
+
+@case
+def the_time_limit_ends_what_gets_on() -> None:
+    with Setup() as dev:
+        queue = dev.queue(dev.vm_id, 300, stall_ms=LONG_MS)
+        assert Job(dev, queue, [dev.run(raw.LOOP)]).over() == -errno.ETIMEDOUT
+        assert dev.state(queue).status == raw.HUNG
+
+
+@with_device(hang=True)
+def what_gets_nowhere_does_not() -> None:
+    """Long before its time limit; its queue alone."""
+    with Setup() as dev, Innocent() as other:
+        before = dev.resets()
+        queue = dev.queue(dev.vm_id, LONG_MS, stall_ms=400)
+        hung, behind = (Job(dev, queue, [job]) for job in (dev.run(raw.LOOP), raw.nop()))
+        is_well(other, Job(other, other.queue_id, [raw.nop()]))
+        assert (hung.over(), behind.over()) == (-errno.ETIMEDOUT, -errno.ECANCELED)
+        assert dev.state(queue).status == raw.HUNG
+        with raises(errno.EIO):
+            dev.submit(queue, [raw.nop()])
+        is_well(other, Job(other, other.queue_id, [raw.nop()]))
+        after = dev.resets()
+        assert after.queue_resets == before.queue_resets + 1
+        assert after.engine_resets == before.engine_resets
+
+
+@with_device(irq_loss=1)
+def a_fault_whose_interrupt_is_lost_is_no_hang() -> None:
+    with Setup(timeout_ms=LONG_MS) as dev:
+        queue = dev.queue(dev.vm_id, LONG_MS, stall_ms=400)
+        job = Job(dev, queue, [dev.run(raw.trap(5), cookie=3)])
+        assert job.over() == -errno.EFAULT
+        assert dev.state(queue).fault_cookie == 3
+
+
+@with_device(hang=True)
+def the_drivers_own_limits() -> None:
+    """Queues that do not say have the module's."""
+    defaults = {name: (PARAMETERS / name).read_text() for name in ("timeout_ms", "stall_ms")}
+    assert {name: int(text) for name, text in defaults.items()} == {
+        "timeout_ms": 60000,
+        "stall_ms": 10000,
+    }
+    with Setup() as dev:
+        (PARAMETERS / "stall_ms").write_text("300")
+        queue = dev.queue(dev.vm_id)
+        (PARAMETERS / "stall_ms").write_text(defaults["stall_ms"])
+        assert Job(dev, queue, [dev.run(raw.LOOP)]).over() == -errno.ETIMEDOUT
+
+
+@case
+def a_wait_has_the_time_limit_alone() -> None:
+    with Setup() as dev:
+        lives = dev.queue(dev.vm_id, LONG_MS, stall_ms=100)
+        waits = Job(dev, lives, [raw.wait(dev.hbm_va, 1)])
+        for _ in range(2):
+            queue = dev.queue(dev.vm_id, 300)
+            # Its time begins with its turn.
+            assert Job(dev, queue, [raw.nop()]).over() == 1
+            assert Job(dev, queue, [raw.wait(dev.hbm_va, 1)]).over() == -errno.ETIMEDOUT
+            dev.call("queue_destroy", queue_id=queue)
+        dev.hbm_map[0] = 1
+        is_well(dev, waits)
+
+
+@with_device(hang=True)
+def a_user_queue_that_gets_nowhere() -> None:
+    with Driven() as dev:
+        user = UserQueue(dev, dev.vm_id, LONG_MS, stall_ms=400)
+        user.put(dev.run(raw.LOOP))
+        user.ring_doorbell()
+        ended(dev, user, raw.HUNG)
+        dev.user.finish(raw.nop())
+        user.unmap()
+
+
+# ---- Who goes on ----
+
+
+def others_go_on(failures: tuple[str, ...]) -> None:
+    """Idle, with jobs in line behind one that waits, or with a ring that has gone round."""
+    many = 400
+    with Guilty() as guilty, Innocent() as idle, Innocent() as busy:
+        before = guilty.resets()
+        idle.finish_ok([raw.nop()])
+        for _ in range(5):
+            busy.finish_ok([raw.nop()] * 60)
+        jobs = [Job(busy, busy.queue_id, [raw.wait(busy.host_va + 8, 1)])]
+        for n in range(many):
+            jobs.append(Job(busy, busy.queue_id, [raw.fill(busy.hbm_va + 8 * n, 8, n)]))
+        guilty.end(*failures)
+        assert busy.state(busy.queue_id).status == raw.OK
+        busy.let_go()
+        for job in jobs:
+            is_well(busy, job)
+        assert [busy.hbm_map[8 * n] for n in range(many)] == [n & 255 for n in range(many)]
+        idle.finish_ok([raw.fill(idle.host_va, 4, 3)])
+        after = guilty.resets()
+        assert after.queues_lost == before.queues_lost
+        devices = int("engines" in failures)
+        assert after.engine_resets == before.engine_resets + 1 - devices
+        assert after.device_resets == before.device_resets + devices
+        if devices:
+            assert after.jobs_replayed >= before.jobs_replayed + 1 + many
+        with Setup() as late:
+            late.finish_ok([raw.nop()])
+
+
+@case
+def others_go_on_after_engines() -> None:
+    others_go_on(ENGINES)
+
+
+@case
+def others_go_on_after_the_device() -> None:
+    others_go_on(DEVICE)
+
+
+def half_done_is_lost(failures: tuple[str, ...]) -> None:
+    with Guilty() as guilty, Innocent() as busy:
+        before = guilty.resets().queues_lost
+        job = Job(busy, busy.queue_id, [busy.patient()])
+        behind = Job(busy, busy.queue_id, [raw.nop()], RESTARTABLE)
+        job.begun()
+        guilty.end(*failures)
+        assert (job.over(), behind.over()) == (-errno.ENODEV, -errno.ECANCELED)
+        assert busy.state(busy.queue_id).status == raw.LOST
+        assert guilty.resets().queues_lost == before + 1
+        with raises(errno.EIO):
+            busy.submit(busy.queue_id, [raw.nop()])
+        queue = busy.queue(busy.vm_id)
+        is_well(busy, Job(busy, queue, [raw.nop()]))
+
+
+@case
+def half_done_is_lost_to_engines() -> None:
+    half_done_is_lost(ENGINES)
+
+
+@case
+def half_done_is_lost_to_the_device() -> None:
+    half_done_is_lost(DEVICE)
+
+
+def restartable_runs_again(failures: tuple[str, ...]) -> None:
+    with Guilty() as guilty, Innocent() as busy:
+        before = guilty.resets()
+        job = Job(busy, busy.queue_id, [raw.nop(), busy.patient()], RESTARTABLE)
+        behind = Job(busy, busy.queue_id, [raw.nop()])
+        until(lambda: busy.begins == 1, 20, "it has begun")
+        guilty.end(*failures)
+        until(lambda: busy.begins == 2, 20, "it has begun again")
+        busy.let_go()
+        is_well(busy, job)
+        is_well(busy, behind)
+        after = guilty.resets()
+        assert after.jobs_replayed >= before.jobs_replayed + 2
+        assert after.queues_lost == before.queues_lost
+
+
+@case
+def restartable_runs_again_after_engines() -> None:
+    restartable_runs_again(ENGINES)
+
+
+@case
+def restartable_runs_again_after_the_device() -> None:
+    restartable_runs_again(DEVICE)
+
+
+@case
+def user_queues_and_the_engines() -> None:
+    """One at work is lost, and its sleeper is woken; one that is not goes on."""
+    with Guilty() as guilty, Driven(timeout_ms=LONG_MS) as idle, Driven(timeout_ms=LONG_MS) as busy:
+        idle.user.finish(raw.nop())
+        busy.user.put(busy.run(raw.LOOP))
+        busy.user.ring_doorbell()
+        until(lambda: busy.counters(busy.user.id, [INSTRUCTIONS])[0] > 0, 20, "it runs")
+        woken: list[int] = []
+
+        def sleep() -> None:
+            with raises(errno.EIO):
+                busy.user.wait(1, 30)
+            woken.append(1)
+
+        sleeper = threading.Thread(target=sleep)
+        sleeper.start()
+        guilty.end(*ENGINES)
+        sleeper.join()
+        assert woken
+        ended(busy, busy.user, raw.LOST)
+        for _ in range(3):
+            idle.user.finish(raw.fill(idle.host_va, 4, 9))
+
+
+@case
+def user_queues_and_the_device() -> None:
+    with Guilty() as guilty, Driven(timeout_ms=LONG_MS) as idle:
+        idle.user.finish(raw.nop())
+        guilty.end(*DEVICE)
+        ended(idle, idle.user, raw.LOST)
+        idle.finish_ok([raw.nop()])
+        again = UserQueue(idle, idle.vm_id)
+        again.finish(raw.nop())
+        again.unmap()
+
+
+@case
+def submissions_amid_resets() -> None:
+    """Whoever submits while the device is reset, again and again, loses nothing."""
+    rounds, threads = 15, 3
+    stop = threading.Event()
+    problems: list[object] = []
+
+    def use() -> None:
+        with Innocent() as dev:
+            done = 0
+            while not stop.is_set() or not done:
+                jobs = [
+                    Job(dev, dev.queue_id, [raw.fill(dev.hbm_va, 64, done)] * 3, RESTARTABLE)
+                    for _ in range(20)
+                ]
+                errors = {job.over() for job in jobs}
+                if errors != {1}:
+                    problems.append((errors, dev.state(dev.queue_id)))
+                    return
+                for job in jobs:
+                    dev.call("syncobj_destroy", handle=job.sync)
+                done += 1
+
+    users = [threading.Thread(target=use) for _ in range(threads)]
+    for user in users:
+        user.start()
+    for _ in range(rounds):
+        time.sleep(0.05)
+        debugfs("reset_device").write_text("1")
+    stop.set()
+    for user in users:
+        user.join()
+    assert not problems, problems[0]
+
+
+# ---- A device that does not stop ----
+
+
+@with_device(stuck=1)
+def a_queue_that_does_not_stop_costs_the_engines() -> None:
+    with Setup(timeout_ms=300) as dev, Innocent() as other:
+        before = dev.resets()
+        held = Job(other, other.queue_id, [raw.wait(other.host_va + 8, 1)])
+        hung, behind = (Job(dev, dev.queue_id, [job]) for job in (dev.run(raw.LOOP), raw.nop()))
+        assert (hung.over(), behind.over()) == (-errno.ETIMEDOUT, -errno.ECANCELED)
+        other.let_go()
+        is_well(other, held)
+        after = dev.resets()
+        assert after.engine_resets == before.engine_resets + 1
+        assert after.device_resets == before.device_resets
+        queue = dev.queue(dev.vm_id)
+        is_well(dev, Job(dev, queue, [raw.nop()]))
+
+
+@with_device(stuck=2)
+def engines_that_do_not_stop_cost_a_reset() -> None:
+    events = Uevents()
+    with Setup(timeout_ms=300) as dev, Innocent() as other:
+        before = dev.resets()
+        held = Job(other, other.queue_id, [raw.wait(other.host_va + 8, 1)])
+        assert Job(dev, dev.queue_id, [dev.run(raw.LOOP)]).over() == -errno.ETIMEDOUT
+        assert events.next_wedged() == "none"
+        other.let_go()
+        is_well(other, held)
+        after = dev.resets()
+        assert after.engine_resets == before.engine_resets
+        assert after.device_resets == before.device_resets + 1
+        assert not after.wedged
+
+
+@with_device(stuck=2)
+def close_does_not_wait() -> None:
+    """It returns while the driver still tries, for seconds, and all is given back after that."""
+    with Innocent() as other:
+        used, before = other.memory().hbm_used, other.resets()
+        dev = Setup(timeout_ms=LONG_MS)
+        job = Job(dev, dev.queue_id, [dev.run(raw.LOOP)])
+        job.begun()
+        fd = job.file()
+        dev.close()
+        assert other.resets().device_resets == before.device_resets
+        assert raw.sync_file_state(fd) == 0, "not before the device is done with it"
+        until(lambda: raw.sync_file_state(fd) != 0, 20, "the job is over")
+        assert raw.sync_file_state(fd) == -errno.ECANCELED
+        os.close(fd)
+        until(lambda: other.memory().hbm_used == used, 20, "HBM is back")
+        assert other.resets().device_resets == before.device_resets + 1
+        is_well(other, Job(other, other.queue_id, [raw.nop()]))
+
+
+@with_device(stuck=2)
+def unbound_while_it_recovers() -> None:
+    """And a function reset meanwhile: both wait for it, and neither is lost."""
+    name = pci_device()
+    with Setup(timeout_ms=200) as dev:
+        fd = Job(dev, dev.queue_id, [dev.run(raw.LOOP)]).file()
+        until(lambda: dev.state(dev.queue_id).status != raw.OK, 20, "it is being ended")
+        Path(f"/sys/bus/pci/devices/{name}/reset").write_text("1")
+        Path(DRIVER, "unbind").write_text(name)
+        state = raw.sync_file_state(fd)
+        os.close(fd)
+    Path(DRIVER, "bind").write_text(name)
+    assert state == -errno.ETIMEDOUT
+    with Setup() as dev:
+        dev.finish_ok([raw.nop()])
+
+
+@with_device(stuck=2, reset_stuck=True)
+def a_device_that_does_not_stop_is_given_up() -> None:
+    """Everybody is told. The next case finds it so."""
+    events = Uevents()
+    with Setup(timeout_ms=300) as dev, Innocent() as other, Driven() as third:
+        held = Job(other, other.queue_id, [raw.wait(other.host_va + 8, 1)])
+        assert Job(dev, dev.queue_id, [dev.run(raw.LOOP)]).over() == -errno.ETIMEDOUT
+        assert held.over() == -errno.ENODEV
+        assert events.next_wedged() == "bus-reset"
+        assert dev.state(dev.queue_id).status == raw.HUNG
+        assert other.state(other.queue_id).status == raw.LOST
+        ended(third, third.user, raw.LOST)
+        assert dev.resets().wedged == 1
+        with raises(errno.EIO):
+            dev.queue(dev.vm_id)
+
+
+@case
+def a_function_reset_brings_it_back() -> None:
+    with Device() as dev:
+        assert dev.resets().wedged == 1
+        Path(f"/sys/bus/pci/devices/{pci_device()}/reset").write_text("1")
+        assert dev.resets().wedged == 0
+    with Setup() as dev:
+        dev.finish_ok([raw.fill(dev.hbm_va, 64, 1)])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:], CASES))
