@@ -17,7 +17,7 @@ from lifecycle_cases import CASES
 from test_aer import report
 from test_injection import inject
 
-pytestmark = pytest.mark.guest
+pytestmark = [pytest.mark.guest, pytest.mark.stress]
 HBM = 64 << 20
 ARGUMENTS = ("-device", "intel-iommu,intremap=on,caching-mode=on")
 LOG = f"{FOLDER}/lifecycle.log"
