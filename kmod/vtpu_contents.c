@@ -25,13 +25,13 @@ static int vtpu_hbm_read_page(struct vtpu_device *vdev, void *to, u64 from)
 	int ret = -ENODEV;
 	int idx;
 
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	if (vtpu_dev_enter(vdev, &idx)) {
 		drm_memcpy_from_wc(&dst, &src, PAGE_SIZE);
 		vtpu_dev_exit(vdev, idx);
 		ret = 0;
 	}
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return ret;
 }
 
@@ -40,13 +40,13 @@ static int vtpu_hbm_write_page(struct vtpu_device *vdev, u64 to, const void *fro
 	int ret = -ENODEV;
 	int idx;
 
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	if (vtpu_dev_enter(vdev, &idx)) {
 		__iowrite64_copy(vdev->hbm + to, from, PAGE_SIZE / sizeof(u64));
 		vtpu_dev_exit(vdev, idx);
 		ret = 0;
 	}
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return ret;
 }
 

@@ -12,10 +12,10 @@
  *   vtpu_device.dma_lock which buffers are mapped for DMA; dma_resv of buffers,
  *                        their own or their exporters', are taken under it
  *   dma_resv of a VM     submission: order of jobs, its fences
- *   vtpu_device.bar_sem  taken by who reaches HBM or page tables through the
- *                        BAR, processes' page faults among them. A function
- *                        reset takes it for writing: meanwhile the BARs decode
- *                        nothing, and what is written to them is lost.
+ *   vtpu_device.bar_sem  taken (vtpu_bar_lock) by who reaches HBM or page tables
+ *                        through the BAR, processes' page faults among them. A
+ *                        reset by the PCI core takes it for writing: meanwhile
+ *                        the BARs decode nothing, what is written to them is lost
  *   vtpu_userq.lock      whether page faults may show a user queue's pages
  *   vtpu_vm.lock         mappings and page tables of one address space
  *   vtpu_device.hbm_lock the HBM allocator
@@ -104,6 +104,9 @@ struct vtpu_device {
 	struct workqueue_struct *timeout_wq;	/* ordered: one timeout at a time */
 
 	struct rw_semaphore bar_sem;	/* see above */
+	bool frozen;			/* a link reset is under way; bar_sem */
+	wait_queue_head_t thawed;	/* it is over */
+	struct delayed_work recovery;	/* if it never is */
 
 	struct mutex residency_lock;	/* see above */
 	u64 validation;			/* the last one's number; residency_lock */
@@ -198,6 +201,12 @@ static inline void vtpu_write64(struct vtpu_device *vdev, unsigned int reg, u64 
 /* vtpu_pm.c */
 bool vtpu_dev_enter(struct vtpu_device *vdev, int *idx);
 void vtpu_dev_exit(struct vtpu_device *vdev, int idx);
+
+/* vtpu_pci.c */
+void vtpu_bar_init(struct vtpu_device *vdev);
+void vtpu_bar_lock(struct vtpu_device *vdev);
+bool vtpu_bar_trylock(struct vtpu_device *vdev);
+void vtpu_bar_unlock(struct vtpu_device *vdev);
 
 /* vtpu_fault.c */
 int vtpu_irq_init(struct vtpu_device *vdev);

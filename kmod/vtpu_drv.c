@@ -20,6 +20,7 @@
 #include "vtpu_gem.h"
 #include "vtpu_hwmon.h"
 #include "vtpu_job.h"
+#include "vtpu_pci.h"
 #include "vtpu_perfmon.h"
 #include "vtpu_pm.h"
 #include "vtpu_prime.h"
@@ -30,6 +31,10 @@
 #include "vtpu_userptr.h"
 #include "vtpu_userq.h"
 #include "vtpu_vm.h"
+
+static unsigned int fail_probe;
+module_param(fail_probe, uint, 0600);
+MODULE_PARM_DESC(fail_probe, "For tests: the step of probe, from 1 on, that fails with EIO");
 
 /* ---- DEV_QUERY ---- */
 
@@ -151,7 +156,57 @@ static const struct drm_driver vtpu_drm_driver = {
 	.minor = 0,
 };
 
-/* ---- PCI ---- */
+/* ---- Probe, step by step. What a step has done is undone when the driver lets go ---- */
+
+static int vtpu_init_locks(struct vtpu_device *vdev)
+{
+	struct drm_device *drm = &vdev->drm;
+
+	vtpu_bar_init(vdev);
+	vtpu_reset_init(vdev);
+	init_completion(&vdev->test_irq);
+	INIT_LIST_HEAD(&vdev->dma_bos);
+	INIT_LIST_HEAD(&vdev->users);
+	/* One by one: each is a class of its own to lockdep. */
+	return drmm_mutex_init(drm, &vdev->residency_lock) ?:
+	       drmm_mutex_init(drm, &vdev->hbm_lock) ?:
+	       drmm_mutex_init(drm, &vdev->reset_lock) ?:
+	       drmm_mutex_init(drm, &vdev->dma_lock) ?:
+	       drmm_mutex_init(drm, &vdev->users_lock);
+}
+
+static void vtpu_wq_fini(struct drm_device *drm, void *data)
+{
+	destroy_workqueue(data);
+}
+
+static int vtpu_wq_init(struct vtpu_device *vdev)
+{
+	int ret;
+
+	/*
+	 * Per CPU and urgent: on the way of every job, where waking another
+	 * CPU would cost more than the work.
+	 */
+	vdev->submit_wq = alloc_workqueue("vtpu-submit",
+					  WQ_HIGHPRI | WQ_MEM_RECLAIM | WQ_PERCPU, 0);
+	if (!vdev->submit_wq)
+		return -ENOMEM;
+	ret = drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->submit_wq);
+	if (ret)
+		return ret;
+	vdev->timeout_wq = alloc_ordered_workqueue("vtpu-timeout", WQ_MEM_RECLAIM);
+	if (!vdev->timeout_wq)
+		return -ENOMEM;
+	return drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->timeout_wq);
+}
+
+static int vtpu_enable(struct vtpu_device *vdev)
+{
+	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
+
+	return pcim_enable_device(pdev) ?: pcim_request_all_regions(pdev, "vtpu");
+}
 
 static int vtpu_map_bar(struct pci_dev *pdev, int bar, resource_size_t size,
 			const char *what)
@@ -163,8 +218,9 @@ static int vtpu_map_bar(struct pci_dev *pdev, int bar, resource_size_t size,
 	return -ENODEV;
 }
 
-static int vtpu_map(struct vtpu_device *vdev, struct pci_dev *pdev)
+static int vtpu_map(struct vtpu_device *vdev)
 {
+	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
 	int ret;
 
 	ret = vtpu_map_bar(pdev, VTPU_BAR_REGS, VTPU_REGS_SIZE, "registers");
@@ -194,144 +250,92 @@ static int vtpu_map(struct vtpu_device *vdev, struct pci_dev *pdev)
 	return vdev->hbm ? 0 : -ENOMEM;
 }
 
-static void vtpu_wq_fini(struct drm_device *drm, void *data)
+static int vtpu_init_dma(struct vtpu_device *vdev)
 {
-	destroy_workqueue(data);
+	struct device *dev = vdev->drm.dev;
+
+	dma_set_max_seg_size(dev, UINT_MAX);
+	return dma_set_mask_and_coherent(dev, DMA_BIT_MASK(64));
 }
 
-static int vtpu_wq_init(struct vtpu_device *vdev)
+/* What the last user of the device left running may not write any more. */
+static int vtpu_start(struct vtpu_device *vdev)
 {
-	int ret;
+	int ret = vtpu_hw_start(vdev);
 
-	/*
-	 * Per CPU and urgent: on the way of every job, where waking another
-	 * CPU would cost more than the work.
-	 */
-	vdev->submit_wq = alloc_workqueue("vtpu-submit",
-					  WQ_HIGHPRI | WQ_MEM_RECLAIM | WQ_PERCPU, 0);
-	if (!vdev->submit_wq)
-		return -ENOMEM;
-	ret = drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->submit_wq);
-	if (ret)
-		return ret;
-	vdev->timeout_wq = alloc_ordered_workqueue("vtpu-timeout", WQ_MEM_RECLAIM);
-	if (!vdev->timeout_wq)
-		return -ENOMEM;
-	return drmm_add_action_or_reset(&vdev->drm, vtpu_wq_fini, vdev->timeout_wq);
+	if (!ret)
+		pci_set_master(to_pci_dev(vdev->drm.dev));
+	return ret;
 }
 
-static void vtpu_pci_state_fini(struct drm_device *drm, void *state)
+static int vtpu_alloc_vectors(struct vtpu_device *vdev)
 {
-	kfree(state);
+	u32 num = min_t(u32, vtpu_read(vdev, VTPU_REG_NUM_MSIX), 1 + vdev->num_queues);
+	int ret = pci_alloc_irq_vectors(to_pci_dev(vdev->drm.dev), 1, num, PCI_IRQ_MSIX);
+
+	if (ret < 0)
+		return dev_err_probe(vdev->drm.dev, ret, "no MSI-X vectors\n");
+	vdev->num_vectors = ret;
+	return 0;
 }
 
-/* What the PCI core saves is gone once it was restored, be it after D3hot. */
-static int vtpu_save_pci_state(struct vtpu_device *vdev, struct pci_dev *pdev)
+static int vtpu_init_queues(struct vtpu_device *vdev)
 {
-	pci_save_state(pdev);
-	vdev->pci_state = pci_store_saved_state(pdev);
-	if (!vdev->pci_state)
-		return -ENOMEM;
-	return drmm_add_action_or_reset(&vdev->drm, vtpu_pci_state_fini, vdev->pci_state);
+	int ret = 0;
+
+	for (unsigned int i = 0; i < vdev->num_queues && !ret; i++)
+		ret = vtpu_hwq_init(vdev, i);
+	return ret;
 }
+
+static int vtpu_register(struct vtpu_device *vdev)
+{
+	vtpu_debugfs_init(vdev);
+	return drm_dev_register(&vdev->drm, 0);
+}
+
+static int (* const vtpu_probe_steps[])(struct vtpu_device *vdev) = {
+	vtpu_init_locks,
+	vtpu_wq_init,
+	vtpu_enable,
+	vtpu_map,
+	vtpu_init_dma,
+	vtpu_hbm_init,
+	vtpu_coredump_init,
+	vtpu_start,
+	vtpu_alloc_vectors,
+	vtpu_init_queues,
+	vtpu_irq_init,
+	vtpu_hw_test_irq,
+	vtpu_pci_init,
+	vtpu_pm_init,
+	vtpu_hwmon_init,
+	vtpu_register,
+};
 
 static int vtpu_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 {
 	struct vtpu_device *vdev;
-	int ret;
 
 	vdev = devm_drm_dev_alloc(&pdev->dev, &vtpu_drm_driver, struct vtpu_device, drm);
 	if (IS_ERR(vdev))
 		return PTR_ERR(vdev);
-	init_completion(&vdev->test_irq);
-	init_rwsem(&vdev->bar_sem);
-	vtpu_reset_init(vdev);
 	pci_set_drvdata(pdev, vdev);
 
-	ret = drmm_mutex_init(&vdev->drm, &vdev->residency_lock);
-	if (ret)
-		return ret;
-	ret = drmm_mutex_init(&vdev->drm, &vdev->hbm_lock);
-	if (ret)
-		return ret;
-	ret = drmm_mutex_init(&vdev->drm, &vdev->reset_lock);
-	if (ret)
-		return ret;
-	ret = drmm_mutex_init(&vdev->drm, &vdev->dma_lock);
-	if (ret)
-		return ret;
-	INIT_LIST_HEAD(&vdev->dma_bos);
-	ret = drmm_mutex_init(&vdev->drm, &vdev->users_lock);
-	if (ret)
-		return ret;
-	INIT_LIST_HEAD(&vdev->users);
-	ret = vtpu_wq_init(vdev);
-	if (ret)
-		return ret;
+	for (unsigned int i = 0; i < ARRAY_SIZE(vtpu_probe_steps); i++) {
+		int ret = i + 1 == READ_ONCE(fail_probe) ? -EIO : vtpu_probe_steps[i](vdev);
 
-	ret = pcim_enable_device(pdev);
-	if (ret)
-		return ret;
-	ret = pcim_request_all_regions(pdev, "vtpu");
-	if (ret)
-		return ret;
-	ret = vtpu_map(vdev, pdev);
-	if (ret)
-		return ret;
-	ret = dma_set_mask_and_coherent(&pdev->dev, DMA_BIT_MASK(64));
-	if (ret)
-		return ret;
-	dma_set_max_seg_size(&pdev->dev, UINT_MAX);
-	ret = vtpu_hbm_init(vdev);
-	if (ret)
-		return ret;
-	ret = vtpu_coredump_init(vdev);
-	if (ret)
-		return ret;
-
-	/* What the last user of the device left running may not write any more. */
-	ret = vtpu_hw_start(vdev);
-	if (ret)
-		return ret;
-	pci_set_master(pdev);
-
-	ret = pci_alloc_irq_vectors(pdev, 1, min_t(u32, vtpu_read(vdev, VTPU_REG_NUM_MSIX),
-						   1 + vdev->num_queues), PCI_IRQ_MSIX);
-	if (ret < 0)
-		return dev_err_probe(&pdev->dev, ret, "no MSI-X vectors\n");
-	vdev->num_vectors = ret;
-	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		ret = vtpu_hwq_init(vdev, i);
 		if (ret)
 			return ret;
 	}
-	ret = vtpu_irq_init(vdev);
-	if (ret)
-		return ret;
-	ret = vtpu_hw_test_irq(vdev);
-	if (ret)
-		return ret;
-
-	vtpu_debugfs_init(vdev);
-	ret = vtpu_save_pci_state(vdev, pdev);
-	if (ret)
-		return ret;
-
-	ret = vtpu_pm_init(vdev);
-	if (ret)
-		return ret;
-	ret = vtpu_hwmon_init(vdev);
-	if (ret)
-		return ret;
-	ret = drm_dev_register(&vdev->drm, 0);
-	if (ret)
-		return ret;
 	vtpu_pm_start(vdev);
 	drm_info(&vdev->drm, "hardware %u.%u, ISA %u, %llu MiB HBM, %u queues, %u contexts\n",
 		 vdev->hw_version >> 16, vdev->hw_version & 0xffff, vdev->isa_version,
 		 vdev->hbm_size >> 20, vdev->num_queues, vdev->num_contexts);
 	return 0;
 }
+
+/* ---- Remove and shutdown ---- */
 
 /* Ends all that the device does, for good: it reaches no memory after this. */
 static void vtpu_stop(struct vtpu_device *vdev)
@@ -378,6 +382,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
 	vtpu_pm_stop(vdev);
+	vtpu_pci_stop(vdev);
 	if (pci_num_vf(pdev))
 		vtpu_sriov_configure(pdev, 0);
 	vtpu_stop(vdev);
@@ -392,83 +397,6 @@ static void vtpu_shutdown(struct pci_dev *pdev)
 {
 	vtpu_stop(pci_get_drvdata(pdev));
 }
-
-/*
- * The PCI core calls both from one thread, with the reset between them. Whoever
- * touches HBM waits until it is there again, processes by a new page fault.
- */
-static void vtpu_reset_prepare(struct pci_dev *pdev)
-{
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	down_write(&vdev->bar_sem);
-	unmap_mapping_range(vdev->drm.anon_inode->i_mapping, 0, 0, 1);
-	mutex_lock(&vdev->reset_lock);
-	vtpu_device_lose(vdev, -ENODEV);
-}
-
-static void vtpu_reset_done(struct pci_dev *pdev)
-{
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	/* The one way back for a device that was given up. */
-	WRITE_ONCE(vdev->wedged, false);
-	/* To a virtual function it means that it may get another owner. */
-	if (pdev->is_virtfn)
-		vtpu_vm_lose_all(vdev);
-	pci_set_master(pdev);
-	/* With the jobs that have come meanwhile. */
-	atomic64_inc(&vdev->device_resets);
-	vtpu_device_restart(vdev);
-	mutex_unlock(&vdev->reset_lock);
-	up_write(&vdev->bar_sem);
-}
-
-/*
- * An error on the bus. One that is not fatal has ended the job that met it, if
- * any. A fatal one makes the PCI core reset the link: what was in flight is
- * lost, and nothing is started until the device is there again.
- */
-static pci_ers_result_t vtpu_error_detected(struct pci_dev *pdev, pci_channel_state_t state)
-{
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	if (state == pci_channel_io_normal)
-		return PCI_ERS_RESULT_CAN_RECOVER;
-	mutex_lock(&vdev->reset_lock);
-	WRITE_ONCE(vdev->wedged, true);
-	vtpu_device_lose(vdev, -ENODEV);
-	mutex_unlock(&vdev->reset_lock);
-	return state == pci_channel_io_frozen ? PCI_ERS_RESULT_NEED_RESET
-					      : PCI_ERS_RESULT_DISCONNECT;
-}
-
-static pci_ers_result_t vtpu_slot_reset(struct pci_dev *pdev)
-{
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	pci_load_saved_state(pdev, vdev->pci_state);
-	pci_restore_state(pdev);
-	return PCI_ERS_RESULT_RECOVERED;
-}
-
-static void vtpu_error_resume(struct pci_dev *pdev)
-{
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	if (!READ_ONCE(vdev->wedged))
-		return;
-	vtpu_reset_prepare(pdev);
-	vtpu_reset_done(pdev);
-}
-
-static const struct pci_error_handlers vtpu_err_handlers = {
-	.error_detected = vtpu_error_detected,
-	.slot_reset = vtpu_slot_reset,
-	.resume = vtpu_error_resume,
-	.reset_prepare = vtpu_reset_prepare,
-	.reset_done = vtpu_reset_done,
-};
 
 static const struct pci_device_id vtpu_pci_ids[] = {
 	{ PCI_DEVICE(VTPU_VENDOR_ID, VTPU_DEVICE_ID) },

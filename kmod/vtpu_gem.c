@@ -237,14 +237,14 @@ static vm_fault_t vtpu_hbm_fault_resident(struct vm_fault *vmf, struct vtpu_bo *
 	vm_fault_t ret;
 	int idx;
 
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	if (vtpu_dev_enter(vdev, &idx)) {
 		ret = huge ? vtpu_hbm_insert_huge(vmf, bo) : vtpu_hbm_insert_pages(vmf, bo);
 		vtpu_dev_exit(vdev, idx);
 	} else {
 		ret = huge ? VM_FAULT_FALLBACK : vtpu_hbm_fault_unplugged(vmf, bo);
 	}
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return ret;
 }
 
@@ -347,9 +347,9 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	ret = vtpu_bo_place(bo);
 	if (ret)
 		goto err_free;
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	ret = vtpu_hbm_clear(vdev, &bo->hbm);
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 
 	/* Only now can it be evicted. */
 	mutex_lock(&vdev->hbm_lock);

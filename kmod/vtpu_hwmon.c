@@ -87,9 +87,9 @@ static int vtpu_hwmon_read(struct device *dev, enum hwmon_sensor_types type, u32
 	ret = vtpu_peek_begin(vdev, &idx);
 	if (ret)
 		return ret;
-	if (down_read_trylock(&vdev->bar_sem)) {
+	if (vtpu_bar_trylock(vdev)) {
 		ret = vtpu_hwmon_read_awake(vdev, type, attr, value);
-		up_read(&vdev->bar_sem);
+		vtpu_bar_unlock(vdev);
 	} else {
 		ret = -ENODATA;
 	}

@@ -195,14 +195,14 @@ static vm_fault_t vtpu_userq_fault(struct vm_fault *vmf)
 	vm_fault_t ret = 0;
 	int idx;
 
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	mutex_lock(&userq->lock);
 	if (!userq->revoked && drm_dev_enter(&vdev->drm, &idx)) {
 		ret = vmf_insert_pfn(vma, vmf->address, vtpu_userq_pfn(queue, offset));
 		drm_dev_exit(idx);
 	}
 	mutex_unlock(&userq->lock);
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return ret ?: vtpu_userq_fault_revoked(vmf, userq);
 }
 

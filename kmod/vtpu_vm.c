@@ -133,7 +133,7 @@ int vtpu_mapping_detach(struct vtpu_mapping *mapping)
 	int ret, idx;
 
 	dma_resv_assert_held(&vm->resv);
-	down_read(&vm->vdev->bar_sem);
+	vtpu_bar_lock(vm->vdev);
 	mutex_lock(&vm->lock);
 	list_add_tail(&mapping->evicted_link, &vm->evicted);
 	ret = vtpu_vm_fill(mapping, true);
@@ -142,7 +142,7 @@ int vtpu_mapping_detach(struct vtpu_mapping *mapping)
 		vtpu_dev_exit(vm->vdev, idx);
 	}
 	mutex_unlock(&vm->lock);
-	up_read(&vm->vdev->bar_sem);
+	vtpu_bar_unlock(vm->vdev);
 	return ret;
 }
 
@@ -151,14 +151,14 @@ void vtpu_mapping_attach(struct vtpu_mapping *mapping)
 {
 	struct vtpu_vm *vm = mapping->vm;
 
-	down_read(&vm->vdev->bar_sem);
+	vtpu_bar_lock(vm->vdev);
 	mutex_lock(&vm->lock);
 	if (!list_empty(&mapping->evicted_link)) {
 		vtpu_vm_fill(mapping, true);
 		list_del_init(&mapping->evicted_link);
 	}
 	mutex_unlock(&vm->lock);
-	up_read(&vm->vdev->bar_sem);
+	vtpu_bar_unlock(vm->vdev);
 }
 
 /* Under the locks of both. The reference to the buffer is the caller's then. */
@@ -216,11 +216,11 @@ static int vtpu_vm_map_once(struct vtpu_vm *vm, struct vtpu_bo *bo,
 		mapping->rights |= VTPU_PTE_EXEC;
 
 	mutex_lock(&bo->lock);
-	down_read(&vm->vdev->bar_sem);
+	vtpu_bar_lock(vm->vdev);
 	mutex_lock(&vm->lock);
 	ret = vtpu_vm_insert(vm, mapping);
 	mutex_unlock(&vm->lock);
-	up_read(&vm->vdev->bar_sem);
+	vtpu_bar_unlock(vm->vdev);
 	mutex_unlock(&bo->lock);
 	return ret;
 }
@@ -255,7 +255,7 @@ static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 		return -ENOENT;
 
 	mutex_lock(&bo->lock);
-	down_read(&vm->vdev->bar_sem);
+	vtpu_bar_lock(vm->vdev);
 	mutex_lock(&vm->lock);
 	mapping = vtpu_vm_find(vm, va, size);
 	/* If not, another thread has unmapped it in between. */
@@ -265,7 +265,7 @@ static int vtpu_vm_unmap(struct vtpu_vm *vm, u64 va, u64 size)
 		ret = 0;
 	}
 	mutex_unlock(&vm->lock);
-	up_read(&vm->vdev->bar_sem);
+	vtpu_bar_unlock(vm->vdev);
 	mutex_unlock(&bo->lock);
 
 	if (!ret)
@@ -416,9 +416,9 @@ static struct vtpu_pt *vtpu_vm_alloc_root(struct vtpu_device *vdev)
 {
 	struct vtpu_pt *root;
 
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	root = vtpu_pt_alloc_root(vdev);
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return root;
 }
 
@@ -480,7 +480,7 @@ static void vtpu_vm_release(struct kref *ref)
 	 * First the device forgets the tables, then they and the buffers go. The
 	 * slot may have its next owner before the flush, which does it no harm.
 	 */
-	down_read(&vdev->bar_sem);
+	vtpu_bar_lock(vdev);
 	if (vtpu_dev_enter(vdev, &idx)) {
 		mutex_lock(&vdev->reset_lock);
 		vdev->contexts[vm->context] = NULL;
@@ -493,7 +493,7 @@ static void vtpu_vm_release(struct kref *ref)
 		vdev->contexts[vm->context] = NULL;
 		mutex_unlock(&vdev->reset_lock);
 	}
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 
 	/* A buffer that is being evicted still leads here. */
 	drm_mm_for_each_node_safe(node, next, &vm->mm) {

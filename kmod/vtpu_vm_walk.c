@@ -62,7 +62,7 @@ static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 	int ret = -EBUSY;
 
 	/* Who writes it resets the function: nothing that one waits for to look. */
-	if (!down_read_trylock(&vdev->bar_sem))
+	if (!vtpu_bar_trylock(vdev))
 		return ret;
 	ret = mutex_lock_interruptible(&vm->lock);
 	if (ret)
@@ -72,7 +72,7 @@ static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 		return 0;
 	mutex_unlock(&vm->lock);
 up:
-	up_read(&vdev->bar_sem);
+	vtpu_bar_unlock(vdev);
 	return ret;
 }
 
@@ -80,7 +80,7 @@ static void vtpu_walk_unlock(struct vtpu_vm *vm, int idx)
 {
 	vtpu_peek_end(vm->vdev, idx);
 	mutex_unlock(&vm->lock);
-	up_read(&vm->vdev->bar_sem);
+	vtpu_bar_unlock(vm->vdev);
 }
 
 /*

@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import vtpu_raw as raw
@@ -1058,39 +1058,57 @@ def unbind_under_load() -> None:
         dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])
 
 
-def rebinding_amid(use: Callable[[], None], threads: int, times: int) -> None:
-    """Threads use the device again and again, while it goes and comes so many times."""
-    name = pci_device()
+GONE = {errno.ENODEV, errno.ENOENT, errno.EIO, errno.ENXIO}
+
+
+def disturbed(uses: Sequence[Callable[[], None]], disturb: Callable[[], None]) -> None:
+    """Threads use the device again and again, each in its way, until disturb() is done.
+
+    A use may be told that the device is not there, and begins anew.
+    """
     stop = threading.Event()
     problems: list[str] = []
-    gone = {errno.ENODEV, errno.ENOENT, errno.EIO, errno.ENXIO}
 
-    def user() -> None:
+    def user(use: Callable[[], None]) -> None:
         while not stop.is_set():
             try:
                 use()
             except OSError as error:
-                if error.errno not in gone:
+                if error.errno not in GONE:
                     problems.append(traceback.format_exc())
             except BaseException:
                 problems.append(traceback.format_exc())
 
-    users = [threading.Thread(target=user) for _ in range(threads)]
+    users = [threading.Thread(target=user, args=(use,)) for use in uses]
     for thread in users:
         thread.start()
-    for _ in range(times):
-        time.sleep(0.15)
-        Path(DRIVER, "unbind").write_text(name)
-        time.sleep(0.05)
-        Path(DRIVER, "bind").write_text(name)
-    stop.set()
-    for thread in users:
-        thread.join()
-    until(module_is_idle, 5, "nothing holds the module")
-    # Once more with every file closed, so that the node has its first number.
-    Path(DRIVER, "unbind").write_text(name)
-    Path(DRIVER, "bind").write_text(name)
+    try:
+        disturb()
+    finally:
+        stop.set()
+        for thread in users:
+            thread.join()
     assert not problems, problems[0]
+
+
+def rebinding_amid(use: Callable[[], None], threads: int, times: int) -> None:
+    """Threads use the device again and again, while it goes and comes so many times."""
+    name = pci_device()
+
+    def rebind() -> None:
+        for _ in range(times):
+            time.sleep(0.15)
+            Path(DRIVER, "unbind").write_text(name)
+            time.sleep(0.05)
+            Path(DRIVER, "bind").write_text(name)
+
+    try:
+        disturbed([use] * threads, rebind)
+    finally:
+        until(module_is_idle, 5, "nothing holds the module")
+        # Once more with every file closed, so that the node has its first number.
+        Path(DRIVER, "unbind").write_text(name)
+        Path(DRIVER, "bind").write_text(name)
 
 
 @case

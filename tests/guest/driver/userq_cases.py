@@ -36,7 +36,9 @@ class Driven(Setup):
             raise
 
     def close(self) -> None:
-        self.user.unmap()
+        # Not there when something failed before it.
+        if user := getattr(self, "user", None):
+            user.unmap()
         super().close()
 
 
