@@ -30,7 +30,7 @@ with vtpu_raw.Device() as device:
         device.call("vm_destroy", vm_id=device.call("vm_create").vm_id)
         time.sleep(0.01)
 """
-EDIT = '\tinit_completion(&vdev->test_irq);\n\tdev_info(&pdev->dev, "edited for a test\\n");\n'
+EDIT = '\tinit_completion(&vdev->test_irq);\n\tdev_info(vdev->drm.dev, "edited for a test\\n");\n'
 
 
 @pytest.fixture(scope="module")
