@@ -101,4 +101,4 @@ clean: ## Remove all that was built and downloaded
 
 help: ## Show this list
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
-	@echo 'What boots a guest takes KERNEL=default or backports (the newest).'
+	@echo 'What boots a guest takes KERNEL=default, backports (the newest) or debug (every checker; slow).'

@@ -26,6 +26,7 @@ from . import accel
 from .backlog import widen
 from .cache import log_dir
 from .channels import Agent, ChannelError, Qmp
+from .kernels import patience
 from .link import GuestError, Link
 from .machine import Images, Machine
 
@@ -107,7 +108,7 @@ class Guest(Link):
     def wait_agent(self, timeout: float = 120) -> None:
         agent = Agent(self._need_folder() / "agent")
         try:
-            agent.wait_ready(timeout, self.check_running)
+            agent.wait_ready(timeout * patience(), self.check_running)
         except (TimeoutError, ChannelError) as error:
             agent.close()
             self.check_running()
@@ -165,7 +166,7 @@ class Guest(Link):
         try:
             if self._agent is not None and self._process.poll() is None:
                 self._agent.send_only("guest-shutdown", mode="powerdown")
-                self._process.wait(timeout)
+                self._process.wait(timeout * patience())
         except (subprocess.TimeoutExpired, ChannelError):
             pass
         self.kill()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from .channels import Agent, ChannelError, Qmp
+from .kernels import patience
 
 _CHUNK = 1 << 20
 _POLL_FIRST, _POLL_MOST = 0.005, 0.1
@@ -70,7 +71,7 @@ class Link:
         if self._agent is None:
             raise GuestError("the guest's agent is not connected")
         try:
-            return self._agent.command(command, timeout, **arguments)
+            return self._agent.command(command, timeout * patience(), **arguments)
         except (TimeoutError, ChannelError):
             self.check_running()
             raise
@@ -85,9 +86,10 @@ class Link:
     ) -> Completed:
         """Runs a command (a string goes to sh) and waits for it.
 
-        After the timeout the command gets SIGTERM, two seconds later SIGKILL,
-        and TimeoutError is raised.
+        After the timeout (of the default kernel; slow ones are given more) the command
+        gets SIGTERM, two seconds later SIGKILL, and TimeoutError is raised.
         """
+        timeout *= patience()
         words = ["sh", "-c", command] if isinstance(command, str) else list(command)
         data = input.encode() if isinstance(input, str) else input
         arguments: dict[str, Any] = {

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from .cache import GUEST_IMAGE, REPO, cache_dir, fresh, key, log_dir, prune, remove, sync_tree
 from .kernel import Modules, make_image
-from .kernels import Kernel
+from .kernels import Kernel, patience
 from .privileged import run_in_root
 from .roots import identity
 from .stage import Stage, StageError, run_logged
@@ -49,7 +49,8 @@ def build(root: Path, kernel: Kernel, compiled: Path | None) -> Path:
     native = _native(root)
     driver = _driver(kernel)
     name = compiled.name if compiled else "none"
-    recipe = [site.name, native.name, driver.name, name, kernel.identity, _ENVIRONMENT]
+    environment = f"{_ENVIRONMENT}VTPU_PATIENCE={patience()}\n"
+    recipe = [site.name, native.name, driver.name, name, kernel.identity, environment]
     target = cache_dir() / f"payload-{key(*recipe, *_PYTHON)}.erofs"
     if not target.is_file():
         with Stage("payload image") as stage:
@@ -60,6 +61,7 @@ def build(root: Path, kernel: Kernel, compiled: Path | None) -> Path:
                 shutil.copytree(driver, folder / "modules")
                 _order_modules(kernel, folder / "modules")
                 _collect(stage, root, folder, site, compiled)
+                (folder / "environment").write_text(environment)
                 make_image(stage, root, folder, target)
             finally:
                 remove(folder)
@@ -75,7 +77,6 @@ def _collect(stage: Stage, root: Path, folder: Path, site: Path, compiled: Path 
     (folder / "python").mkdir(exist_ok=True)
     if compiled:
         shutil.copytree(compiled, folder / "aot", copy_function=_link)
-    (folder / "environment").write_text(_ENVIRONMENT)
     run_in_root(
         stage,
         root,

@@ -33,7 +33,7 @@ CASES: dict[str, Callable[[], None]] = {}
 ALONE = {"suspend_and_resume"}
 FOLDER = "/tmp/driver-tests"  # where these files are in the guest
 VA = 1 << 32
-CASE_SECONDS = 60
+CASE_SECONDS = 60 * raw.PATIENCE
 DRIVER = "/sys/bus/pci/drivers/vtpu"
 MODULE = "/opt/vtpu/modules/vtpu.ko"
 
@@ -50,6 +50,7 @@ case = collector(CASES)
 
 
 def until(condition: Callable[[], bool], seconds: float, what: str) -> None:
+    seconds *= raw.PATIENCE
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"not within {seconds} s: {what}"

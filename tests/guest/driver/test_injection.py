@@ -34,7 +34,7 @@ with Setup(timeout_ms=400) as dev:
 def wait_for(guest: Any, condition: str, log: str) -> None:
     """A shell condition in the guest, for up to 20 seconds; the log tells why not."""
     guest.run(
-        f"for i in $(seq 200); do {condition} && exit 0; sleep 0.1; done; cat {log} >&2; exit 1",
+        f"for i in $(seq $((200 * ${{VTPU_PATIENCE:-1}}))); do {condition} && exit 0; sleep 0.1; done; cat {log} >&2; exit 1",
         timeout=60,
     ).check()
 

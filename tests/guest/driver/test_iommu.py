@@ -111,7 +111,7 @@ def test_a_device_goes_with_its_memory_in_use(behind: tuple[Any, str]) -> None:
     ).check()
     for word in ("ready", "survived"):
         guest.run(
-            f"cd {FOLDER}; for i in $(seq 600); do grep -q {word} going && exit; sleep 0.1; done; "
+            f"cd {FOLDER}; for i in $(seq $((600 * ${{VTPU_PATIENCE:-1}}))); do grep -q {word} going && exit; sleep 0.1; done; "
             "cat hold.log >&2; exit 1",
             timeout=90,
         ).check()

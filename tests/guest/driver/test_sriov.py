@@ -167,7 +167,7 @@ def test_functions_go_while_a_program_runs(guest: Any) -> None:
     guest.run(f"VTPU_NODE=/dev/accel/{first} python3 {FOLDER}/going.py >{log} 2>&1 </dev/null &")
     for word in ("ready", "survived"):
         guest.run(
-            f"for i in $(seq 300); do grep -q {word} {log} && exit; sleep 0.1; done; "
+            f"for i in $(seq $((300 * ${{VTPU_PATIENCE:-1}}))); do grep -q {word} {log} && exit; sleep 0.1; done; "
             f"cat {log} >&2; exit 1",
             timeout=60,
         ).check()

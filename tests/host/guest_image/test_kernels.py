@@ -33,6 +33,12 @@ def test_the_default_needs_no_word(monkeypatch: pytest.MonkeyPatch, value: str |
     assert kernels.chosen_name() == "default"
 
 
+def test_only_the_debug_kernel_is_given_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in kernels.NAMES:
+        monkeypatch.setenv("VTPU_KERNEL", name)
+        assert (kernels.patience() > 1) == (name == "debug")
+
+
 def test_modules_come_after_what_they_need(tmp_path: Path) -> None:
     needs = "a/top.ko.xz: a/mid-one.ko.xz a/low.ko.xz\na/mid-one.ko.xz: a/low.ko.xz\na/low.ko.xz:\n"
     modules = kernel.Modules(made_up(tmp_path, needs, "kernel/fs/erofs.ko\n"))
