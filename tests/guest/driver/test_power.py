@@ -126,6 +126,7 @@ echo 3 >/proc/sys/vm/drop_caches  # an image of what has to be in it
 """
 
 
+@pytest.mark.stress  # an image is made, written and read under emulation
 def test_hibernation(guests: list[Any], folder: Path) -> None:
     """The machine is switched off, and another one goes on where it was."""
     guests[0].run(SWAP).check()
