@@ -47,3 +47,12 @@ def run_cases(guest: Any, file: str, names: Sequence[str] = (), seconds: float =
             tail = done.stderr.decode(errors="replace")[-2000:]
             record |= {"ok": False, "error": f"the run ended here: {tail}"}
     return found
+
+
+def wait_for(guest: Any, condition: str, log: str = "/dev/null", seconds: int = 20) -> None:
+    """Until a shell condition holds in the guest; the log tells why it did not."""
+    guest.run(
+        f"for i in $(seq $(({10 * seconds} * ${{VTPU_PATIENCE:-1}}))); do "
+        f"{condition} && exit 0; sleep 0.1; done; cat {log} >&2; exit 1",
+        timeout=seconds + 40,
+    ).check()

@@ -6,7 +6,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_injection import python, wait_for
+from conftest import wait_for
+from test_injection import python
 
 pytestmark = pytest.mark.guest
 DEVICE = "/sys/class/accel/accel0/device"
@@ -26,7 +27,7 @@ def seen(guest: Any, kind: str, name: str, times: int) -> None:
 
 def recovered(guest: Any, times: int) -> None:
     said = "dmesg | grep -c 'AER: device recovery successful'"
-    wait_for(guest, f"test $({said}) -eq {times}", "/dev/null")
+    wait_for(guest, f"test $({said}) -eq {times}")
 
 
 def test_a_correctable_error_is_counted(guest: Any) -> None:

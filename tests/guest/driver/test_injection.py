@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
+from conftest import wait_for
 
 DEVICE = "/machine/peripheral/vtpu0"
 pytestmark = pytest.mark.guest
@@ -29,14 +30,6 @@ with Setup(timeout_ms=400) as dev:
 {lines}
 """
     guest.run(["python3", "-c", script], timeout=60).check()
-
-
-def wait_for(guest: Any, condition: str, log: str) -> None:
-    """A shell condition in the guest, for up to 20 seconds; the log tells why not."""
-    guest.run(
-        f"for i in $(seq $((200 * ${{VTPU_PATIENCE:-1}}))); do {condition} && exit 0; sleep 0.1; done; cat {log} >&2; exit 1",
-        timeout=60,
-    ).check()
 
 
 def test_a_lost_interrupt_is_no_hang(guest: Any) -> None:
@@ -125,5 +118,5 @@ def test_the_device_is_plugged_in_again(guest: Any) -> None:
         assert time.monotonic() < deadline, "the slot keeps it"
         time.sleep(0.05)
     guest.qmp("device_add", driver="vtpu", id="vtpu0", bus="vtpu-port")
-    wait_for(guest, "test -e /dev/accel/accel0", "/dev/null")
+    wait_for(guest, "test -e /dev/accel/accel0")
     python(guest, "dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])")
