@@ -73,7 +73,8 @@ class Function:
         return self.registers[hw.REGISTERS[register] // 4]
 
     def write(self, register: str, value: int, words: int = 1) -> None:
-        for word in range(words):
+        """Of two words the high one first: the low one may say that both are valid."""
+        for word in reversed(range(words)):
             at = hw.REGISTERS[register] // 4 + word
             self.registers[at] = value >> 32 * word & 0xFFFFFFFF
 
@@ -103,26 +104,54 @@ class Function:
         fcntl.ioctl(self.container, UNMAP_DMA, data)
 
 
+# The tables of docs/hardware-programming.md, as words of HBM: one page of HBM, and behind
+# it, as the device sees it, one of this process.
+TABLES, HBM_PAGE, HBM_VA = 0x100000, 0x200000, 0x40000000
+IOVA = 7 << 30
+VALID, READ_WRITE, IN_HBM = 1, 6, 16
+
+
+def write_tables(hbm: memoryview) -> None:
+    words = {
+        TABLES: TABLES + 0x1000 | VALID,
+        TABLES + 0x1008: TABLES + 0x2000 | VALID,
+        TABLES + 0x2000: TABLES + 0x3000 | VALID,
+        TABLES + 0x3000: HBM_PAGE | VALID | READ_WRITE | IN_HBM,
+        TABLES + 0x3008: IOVA | VALID | READ_WRITE,
+    }
+    for at, word in words.items():
+        hbm[at // 4], hbm[at // 4 + 1] = word & 0xFFFFFFFF, word >> 32
+
+
 def work(function: Function) -> None:
-    """Commands through a ring in this process's memory, each with its interrupt."""
-    iova = 7 << 30
-    memory = mmap.mmap(-1, 2 * PAGE)
-    function.dma(memory, iova)
+    """Copies from this process's memory to HBM and back, each with its interrupt."""
+    memory = mmap.mmap(-1, 3 * PAGE)  # data, ring, fence
+    function.dma(memory, IOVA)
     events = function.interrupts(2)
-    function.write("Q_RING_BASE", iova, 2)
-    function.write("Q_FENCE_ADDR", iova + PAGE, 2)
+    write_tables(function.map(hw.BAR_HBM))
+    function.write("CTX_ROOT", TABLES | VALID, 2)
+    function.write("Q_RING_BASE", IOVA + PAGE, 2)
+    function.write("Q_FENCE_ADDR", IOVA + 2 * PAGE, 2)
     function.write("Q_RING_LOG2", 4)
+    function.write("Q_CONTEXT", 0)
     function.write("Q_VECTOR", 1)
     function.write("Q_CTRL", 1)
-    for number in range(1, 21):
-        entry = struct.pack("<BBHIQQ40x", 1, 3, 0, number, number, 0)  # NOP; fence, interrupt
-        at = (number - 1) % 16 * 64
+
+    def copy(number: int, target: int, source: int) -> None:
+        entry = struct.pack("<BBHIQQQQQ16x", 3, 3, 0, number, number, 0, target, source, 8)
+        at = PAGE + (number - 1) % 16 * 64
         memory[at : at + 64] = entry
         function.doorbells[0] = number
         assert select.select([events[1]], [], [], 60)[0], "no interrupt"
         os.read(events[1], 8)
-        assert int.from_bytes(memory[PAGE : PAGE + 8], "little") == number
-    function.no_dma(iova, 2 * PAGE)
+        assert int.from_bytes(memory[2 * PAGE : 2 * PAGE + 8], "little") == number
+
+    for number in range(1, 21, 2):
+        memory[:8] = number.to_bytes(8, "little")
+        copy(number, HBM_VA, HBM_VA + PAGE)
+        copy(number + 1, HBM_VA + PAGE + 8, HBM_VA)
+        assert memory[8:16] == memory[:8]
+    function.no_dma(IOVA, len(memory))
     for event in events:
         os.close(event)
 
