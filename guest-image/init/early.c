@@ -9,6 +9,7 @@
 #include <string.h>
 #include <sys/mount.h>
 #include <sys/stat.h>
+#include <sys/sysmacros.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -71,22 +72,49 @@ static bool find_disk(const char *serial, char *device, size_t size)
 	return ok;
 }
 
+static void wait_disk(const char *serial, char *device, size_t size)
+{
+	const struct timespec pause = { .tv_nsec = 10 * 1000 * 1000 };
+	int tries = DISK_TRIES;
+
+	while (!find_disk(serial, device, size)) {
+		if (--tries == 0)
+			die("no disk with serial '%s'", serial);
+		nanosleep(&pause, NULL);
+	}
+}
+
 static void mount_disk(const char *serial, const char *target, bool required)
 {
 	char device[64];
-	int tries = required ? DISK_TRIES : 1;
 
-	while (!find_disk(serial, device, sizeof(device))) {
-		const struct timespec pause = { .tv_nsec = 10 * 1000 * 1000 };
-
-		if (--tries == 0) {
-			if (required)
-				die("no disk with serial '%s'", serial);
-			return;
-		}
-		nanosleep(&pause, NULL);
-	}
+	if (required)
+		wait_disk(serial, device, sizeof(device));
+	else if (!find_disk(serial, device, sizeof(device)))
+		return;
 	mount_or_die(device, target, "erofs", MS_RDONLY, NULL);
+}
+
+/*
+ * vtpu.resume=SERIAL: the disk may hold the image of a guest that hibernated. If it
+ * does, that guest goes on, and of this one nothing is left. Nothing may be mounted.
+ */
+void resume_from_disk(void)
+{
+	char *serial = kernel_argument("vtpu.resume");
+	char device[64];
+	struct stat disk;
+	int fd;
+
+	if (!serial)
+		return;
+	wait_disk(serial, device, sizeof(device));
+	fd = open("/sys/power/resume", O_WRONLY | O_CLOEXEC);
+	if (fd < 0 || stat(device, &disk))
+		die("cannot resume from %s: %s", device, strerror(errno));
+	dprintf(fd, "%u:%u", major(disk.st_rdev), minor(disk.st_rdev));
+	close(fd);
+	free(serial);
 }
 
 /*

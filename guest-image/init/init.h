@@ -14,6 +14,7 @@ bool load_modules(const char *dir);             /* in the order of DIR/order */
 
 /* early.c: from the initramfs to the real root. */
 void mount_kernel_filesystems(void);
+void resume_from_disk(void);
 void enter_root(void);
 
 /* net.c: QEMU's user network, whose addresses are fixed. */

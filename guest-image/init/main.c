@@ -27,6 +27,7 @@ int main(void)
 	if (!load_modules("/modules"))
 		power_off();
 	say("modules loaded");
+	resume_from_disk();
 	enter_root();
 	sethostname("vtpu", 4);
 	load_environment();

@@ -28,6 +28,7 @@ def build(model_file: Path | None = None) -> Images:
         return Images(
             qemu=emulator,
             kernel=kernel.build_vmlinux(chosen),
+            packed_kernel=None if chosen.image.name == "vmlinux" else chosen.image,
             initramfs=kernel.build_initramfs(chosen, init),
             root=kernel.build_root_image(build_root, files, chosen, init),
             payload=payload.build(build_root, chosen, compiled),

@@ -152,6 +152,10 @@ class Guest(Link):
         """What the started command printed so far."""
         return (self._need_folder() / "guest.log").read_text(errors="replace")
 
+    @property
+    def has_ended(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
     def wait_exit(self, timeout: float | None = None) -> int:
         """Waits for the guest to power itself off."""
         assert self._process is not None

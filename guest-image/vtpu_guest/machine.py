@@ -31,6 +31,9 @@ class Images:
 
     qemu: Qemu
     kernel: Path
+    packed_kernel: Path | None
+    """The same one with its own decompressor, if there is one: for kexec, and for machines
+    that suspend to RAM. QEMU resets those at wakeup, and then writes an ELF file anew."""
     initramfs: Path
     root: Path
     payload: Path

@@ -34,14 +34,16 @@ static void multiply(void *arg, uint32_t begin, uint32_t end, unsigned slot)
     job->product->matmul(&job->op, begin, end);
 }
 
-/* Tile rows a part computes: several microseconds, several parts a thread. */
+/* Tile rows a part computes: several microseconds, several parts a thread, and no few more
+ * than that, which would leave the other threads without. */
 static uint32_t part_rows(const MatmulJob *job, uint64_t tile_row_bytes)
 {
     const VtpuMatmul *op = &job->op;
     uint64_t tile_rows = op->n / VTPU_TILE_ROWS;
     uint64_t work = tile_row_bytes * (1 + op->m / 4);
     uint64_t rows = (48u << 10) / work + 1;
-    uint64_t most = tile_rows / (4 * job->x->core->threads) + 1;
+    uint64_t parts = 4 * job->x->core->threads;
+    uint64_t most = (tile_rows + parts - 1) / parts;
     uint32_t grain = VTPU_MATMUL_GRAIN;
 
     if (job->product->call) {

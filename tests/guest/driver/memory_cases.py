@@ -18,7 +18,7 @@ from pathlib import Path
 
 import vtpu_raw as raw
 from cases import VA, collector, main, until
-from vtpu_raw import HBM, PAGE, SYNC_SIGNAL, Device, Result, raises
+from vtpu_raw import HBM, PAGE, SYNC_SIGNAL, Device, raises
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -27,13 +27,9 @@ STRIDE = 1 << 32
 CGROUPS = "/sys/fs/cgroup"
 
 
-def memory(dev: Device) -> Result:
-    return dev.query(1, "QQQQ", "hbm_bytes hbm_used hbm_evicted evictions")
-
-
 def share(dev: Device, part: float) -> int:
     """Bytes: a part of HBM, in whole pages."""
-    return int(memory(dev).hbm_bytes * part) // PAGE * PAGE
+    return int(dev.memory().hbm_bytes * part) // PAGE * PAGE
 
 
 @functools.cache
@@ -90,10 +86,10 @@ class Client(User):
 
 def push_out(dev: Device) -> None:
     """Everything that is not in use leaves HBM."""
-    before = memory(dev).evictions
+    before = dev.memory().evictions
     with Device() as other:
         other.bo(share(other, 254 / 256), HBM)
-    assert memory(dev).evictions > before
+    assert dev.memory().evictions > before
 
 
 @contextmanager
@@ -127,13 +123,13 @@ def processes(works: list[Callable[[], None]]) -> Iterator[None]:
 def more_buffers_than_hbm() -> None:
     """Twice as much, written and read by the processor alone."""
     with Device() as dev:
-        used = memory(dev)
+        used = dev.memory()
         size = used.hbm_bytes // 8
         handles = [dev.bo(size, HBM) for _ in range(16)]
         views = [dev.map(handle) for handle in handles]
         for seed, view in enumerate(views):
             view[:] = pages_of(seed, size)
-        now = memory(dev)
+        now = dev.memory()
         assert now.hbm_used <= now.hbm_bytes
         assert now.hbm_evicted >= used.hbm_bytes
         assert now.hbm_evicted + now.hbm_used - used.hbm_used == size * len(handles)
@@ -142,7 +138,7 @@ def more_buffers_than_hbm() -> None:
             view.close()
         for handle in handles:
             dev.close_bo(handle)
-        end = memory(dev)
+        end = dev.memory()
         assert (end.hbm_used, end.hbm_evicted) == (used.hbm_used, used.hbm_evicted)
 
 
@@ -155,9 +151,9 @@ def a_mapping_lives_through_eviction() -> None:
         with dev.map(handle) as view:
             view[:] = pages_of(7, size)
             push_out(dev)
-            assert memory(dev).hbm_evicted >= size
+            assert dev.memory().hbm_evicted >= size
             assert view[:] == pages_of(7, size)
-            assert memory(dev).hbm_evicted < size
+            assert dev.memory().hbm_evicted < size
             view[PAGE : PAGE + 8] = b"by hand!"
             push_out(dev)
             # The device reads what the processor wrote, and the other way round.
@@ -181,7 +177,7 @@ def a_dma_buf_lives_through_eviction() -> None:
             os.close(fd)
             view[:] = pages_of(3, size)
             push_out(one)
-            assert memory(one).hbm_evicted >= size
+            assert one.memory().hbm_evicted >= size
             assert view[:] == pages_of(3, size)
             push_out(one)
             assert two.word(va + PAGE) == 4
@@ -265,13 +261,13 @@ def worker(number: int, rounds: int) -> None:
 @case
 def processes_take_hbm_from_each_other() -> None:
     with Device() as dev:
-        before = memory(dev)
+        before = dev.memory()
         with processes([lambda n=n: worker(n, 6) for n in range(1, 5)]):
             pass
-        after = memory(dev)
+        after = dev.memory()
         assert after.evictions - before.evictions >= 6, after
-        until(lambda: memory(dev).hbm_used == before.hbm_used, 5, "HBM is back")
-        assert memory(dev).hbm_evicted == before.hbm_evicted
+        until(lambda: dev.memory().hbm_used == before.hbm_used, 5, "HBM is back")
+        assert dev.memory().hbm_evicted == before.hbm_evicted
         assert dev.resets().device_resets == 0
 
 
@@ -286,7 +282,7 @@ def a_job_keeps_what_it_uses() -> None:
         sync = dev.syncobj()
         job = [raw.wait(VA, 2), raw.copy(VA + 8, va + size - 8, 8)]
         dev.submit(dev.queue_id, job, [(sync, SYNC_SIGNAL, 0)])
-        evictions = memory(dev).evictions
+        evictions = dev.memory().evictions
         problems: list[BaseException] = []
 
         def taker() -> None:
@@ -302,14 +298,14 @@ def a_job_keeps_what_it_uses() -> None:
         second = dev.queue(dev.vm_id)
         for value in (1, 2):
             thread.join(0.5)
-            assert thread.is_alive() and memory(dev).evictions == evictions
+            assert thread.is_alive() and dev.memory().evictions == evictions
             dev.submit(second, [raw.signal(VA, value)])
         dev.wait(sync)
         assert dev.fence_error(sync) == 1
         assert int.from_bytes(dev.page[8:16], "little") == 4
         thread.join(30)
         assert not thread.is_alive() and not problems, problems
-        assert memory(dev).evictions == evictions + 1
+        assert dev.memory().evictions == evictions + 1
         assert dev.word(va) == 5
 
 
@@ -332,15 +328,15 @@ def jobs_that_do_not_end_keep_it() -> None:
 def more_in_one_address_space_than_hbm() -> None:
     with Client() as dev:
         with raises(errno.ENOSPC):
-            dev.bo(memory(dev).hbm_bytes, HBM)
+            dev.bo(dev.memory().hbm_bytes, HBM)
         size = share(dev, 0.4)
         vas = [dev.place(dev.bo(size, HBM), size) for _ in range(3)]
-        evictions = memory(dev).evictions
+        evictions = dev.memory().evictions
         for _ in range(3):
             with raises(errno.ENOSPC):
                 dev.submit(dev.queue_id, [raw.nop()])
         # It is known beforehand: nothing is moved for it.
-        assert memory(dev).evictions == evictions
+        assert dev.memory().evictions == evictions
         dev.unbind(dev.vm_id, vas[1], size)
         dev.finish_ok([raw.fill(vas[0], 64, 1), raw.fill(vas[2], 64, 2)])
         assert dev.state(dev.queue_id).status == raw.OK
@@ -355,33 +351,33 @@ def buffers_in_each_others_way() -> None:
         middle = dev.bo(share(dev, 3 / 16), HBM)
         y = dev.bo(sizes[1], HBM)
         dev.close_bo(middle)
-        evictions = memory(dev).evictions
+        evictions = dev.memory().evictions
         z = dev.bo(sizes[2], HBM)
         # x had to go, and z lies where it was.
-        assert memory(dev).evictions == evictions + 1
+        assert dev.memory().evictions == evictions + 1
         vas = [dev.place(*bo) for bo in zip((x, y, z), sizes, strict=True)]
         for number, va in enumerate(vas):
             dev.finish_ok([raw.fill(va, 8, number + 1)])
         for number, handle in enumerate((x, y, z)):
             with dev.map(handle) as view:
                 assert view[:8] == (number + 1).to_bytes(4, "little") * 2
-        assert memory(dev).hbm_evicted == 0
+        assert dev.memory().hbm_evicted == 0
 
 
 @case
 def page_tables_take_the_place_of_buffers() -> None:
     """More of them than fit into their own part of HBM."""
     with Client() as dev:
-        total = memory(dev).hbm_bytes
+        total = dev.memory().hbm_bytes
         for_buffers = total - total // 256
         pool = [dev.bo(total // 16, HBM) for _ in range(15)]
         pool.append(dev.bo(for_buffers - 15 * (total // 16), HBM))
-        evictions = memory(dev).evictions
-        assert memory(dev).hbm_evicted == 0
+        evictions = dev.memory().evictions
+        assert dev.memory().hbm_evicted == 0
         count = total // 256 // PAGE
         for i in range(count):
             dev.bind(dev.vm_id, dev.host, (64 << 30) + (i << 30), PAGE)
-        assert memory(dev).evictions > evictions
+        assert dev.memory().evictions > evictions
         dev.finish_ok([raw.fill((64 << 30) + ((count - 1) << 30), 8, 77)])
         assert dev.page[:4] == (77).to_bytes(4, "little")
         # Buffers still find room around them.
@@ -437,10 +433,10 @@ def contents_are_charged_to_who_made_the_buffer() -> None:
             assert shmem_of(group) < MIB
             used = int((group / "memory.current").read_text())
             (group / "memory.max").write_text(str(used + size // 2))
-            before = memory(dev)
+            before = dev.memory()
             with raises(errno.ENOMEM):
                 dev.bo(share(dev, 0.75), HBM)
-            after = memory(dev)
+            after = dev.memory()
             assert (after.hbm_used, after.hbm_evicted) == (before.hbm_used, before.hbm_evicted)
             assert shmem_of(group) < MIB
             (group / "memory.max").write_text("max")

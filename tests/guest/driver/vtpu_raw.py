@@ -237,7 +237,7 @@ class Device:
         )
 
     def memory(self) -> Result:
-        return self.query(1, "QQ", "hbm_bytes hbm_used")
+        return self.query(1, "QQQQ", "hbm_bytes hbm_used hbm_evicted evictions")
 
     def resets(self) -> Result:
         fields = "device_resets queue_resets engine_resets jobs_replayed queues_lost wedged"

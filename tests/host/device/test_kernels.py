@@ -177,9 +177,11 @@ def test_byte_products_stay_exact(scalar, vector, rows):
 
 @pytest.mark.parametrize("fmt", [I8, BF16_TILES])
 @pytest.mark.parametrize("accumulate", [False, True])
-def test_large_products_agree(scalar, vector, fmt, accumulate):
-    """Past the blocks of rows, columns and tile rows that a path cuts a product into."""
-    for rows, n, k in ((131, 48, 1088), (98, 16 * 19, 576), (260, 16, 64)):
+def test_cut_products_agree(scalar, vector, fmt, accumulate):
+    """Past the blocks of rows, columns and tile rows that a path cuts a product into, and
+    what is left of them."""
+    few = ((rows, 32, 576) for rows in range(1, 18))
+    for rows, n, k in ((131, 48, 1088), (98, 16 * 19, 576), (260, 16, 64), *few):
         rng = np.random.default_rng(rows)
         w = rng.integers(-128, 128, (n, k), np.int8)
         if fmt == BF16_TILES:
