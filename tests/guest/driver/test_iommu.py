@@ -35,6 +35,14 @@ DMABUF = (
     "a_dma_buf_outlives_its_device",
     "imports_and_closes_amid_jobs",
 )
+USER_QUEUES = (
+    "every_command",
+    "round_the_ring_in_order",
+    "a_fault_is_its_own",
+    "destroyed_while_it_works",
+    "a_function_reset_ends_it",
+    "an_unplug_ends_it",
+)
 ARGUMENTS = (
     *("-device", "intel-iommu,intremap=on,caching-mode=on"),
     *("-device", "pcie-root-port,id=port1,chassis=2"),
@@ -93,9 +101,12 @@ def test_both_devices_at_once(behind: tuple[Any, str]) -> None:
         ("userptr_cases.py", USERPTR),
         ("dmabuf_cases.py", DMABUF),
         ("between_cases.py", ()),
+        ("userq_cases.py", USER_QUEUES),
     ],
 )
-def test_memory_of_others(behind: tuple[Any, str], file: str, names: tuple[str, ...]) -> None:
+def test_memory_and_queues_of_processes(
+    behind: tuple[Any, str], file: str, names: tuple[str, ...]
+) -> None:
     guest, _ = behind
     done = run_cases(guest, file, names)
     assert len(done) >= 3

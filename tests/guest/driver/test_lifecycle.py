@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -160,10 +161,14 @@ def wait_log(guest: Any, condition: str, hopeless: str = "false") -> None:
     ).check()
 
 
-def start(guest: Any, what: str) -> None:
+def begin(guest: Any, what: str) -> None:
     guest.run(
         f"cd {FOLDER}; rm -f enough; python3 lifecycle_cases.py {what} >{LOG} 2>&1 </dev/null &"
     ).check()
+
+
+def start(guest: Any, what: str) -> None:
+    begin(guest, what)
     wait_log(guest, f"grep -q -e ready -e Traceback {LOG}")
 
 
@@ -211,3 +216,38 @@ def test_errors_on_the_bus_amid_everything(guest: Any) -> None:
         wait_log(guest, f"test $({recovered}) -gt {before + number}")
     guest.run(["touch", f"{FOLDER}/enough"]).check()
     wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
+
+
+def test_the_next_kernel_finds_it_at_rest(guest: Any) -> None:
+    """One kernel starts another while everything is in use. The last test of this guest.
+
+    What the device still did of the old kernel's work, the IOMMU would report to the new one.
+    """
+    from vtpu_guest import GuestError
+    from vtpu_guest.channels import ChannelError
+
+    images = guest.machine.images
+    if not images.packed_kernel:
+        pytest.skip("kexec_file_load takes no ELF file")
+    guest.put(images.packed_kernel, f"{FOLDER}/kernel")
+    guest.put(images.initramfs, f"{FOLDER}/initramfs")
+    before = now = boot_id(guest)
+    begin(guest, "into_the_next_kernel")
+    deadline = time.monotonic() + 300
+    while now == before:
+        assert time.monotonic() < deadline, guest.console()[-3000:]
+        guest.release_agent()
+        with suppress(GuestError, ChannelError, TimeoutError):
+            guest.wait_agent(10)
+            now = boot_id(guest)
+            assert now != before or not failed(guest), guest.run(["cat", LOG]).text
+    put_cases(guest)
+    works(guest)
+
+
+def boot_id(guest: Any) -> str:
+    return guest.run(["cat", "/proc/sys/kernel/random/boot_id"], timeout=10).check().text
+
+
+def failed(guest: Any) -> bool:
+    return "Traceback" in guest.run(["cat", LOG], timeout=10).text

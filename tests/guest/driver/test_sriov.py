@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import HERE, wait_for
+from conftest import HERE, put_cases, wait_for
 
 pytestmark = pytest.mark.guest
 CASES = (
@@ -19,6 +19,13 @@ CASES = (
     "submit_many_in_order",
     "page_fault",
     "address_spaces_are_separate",
+)
+USER_QUEUES = (
+    "every_command",
+    "round_the_ring_in_order",
+    "a_fault_is_its_own",
+    "garbage_reaches_nobody",
+    "destroyed_while_it_works",
 )
 # Firmware leaves no room for the BARs of functions that are not there yet.
 ARGUMENTS = (
@@ -45,9 +52,7 @@ def guest() -> Iterator[Any]:
     with Guest(
         device=None, extra_arguments=ARGUMENTS, kernel_arguments="intel_iommu=on"
     ) as running:
-        running.run(["mkdir", "-p", FOLDER]).check()
-        for name in ("vtpu_raw.py", "cases.py"):
-            running.put(HERE / name, f"{FOLDER}/{name}")
+        put_cases(running)
         yield running
         messages = running.run(["dmesg"]).text
         assert not [bad for bad in BAD if bad in messages], messages[-3000:]
@@ -62,10 +67,10 @@ def set_vfs(guest: Any, count: int) -> list[str]:
     return found
 
 
-def run_cases(guest: Any, cases: dict[str, Sequence[str]]) -> None:
+def run_cases(guest: Any, cases: dict[str, Sequence[str]], file: str = "cases.py") -> None:
     """Of each node, all nodes at once."""
     run = " ".join(
-        f"VTPU_NODE=/dev/accel/{node} python3 {FOLDER}/cases.py {' '.join(names)} >{node}.log &"
+        f"VTPU_NODE=/dev/accel/{node} python3 {FOLDER}/{file} {' '.join(names)} >{node}.log &"
         for node, names in cases.items()
     )
     guest.run(f"cd {FOLDER}; {run} wait", timeout=400)
@@ -98,6 +103,11 @@ def test_all_functions_at_once(guest: Any) -> None:
     }
     assert sorted(sizes.values()) == [64 << 20, 64 << 20, 128 << 20]
     run_cases(guest, dict.fromkeys(nodes, CASES))
+
+
+def test_user_queues_of_all_functions(guest: Any) -> None:
+    set_vfs(guest, 0)
+    run_cases(guest, dict.fromkeys(set_vfs(guest, 2), USER_QUEUES), "userq_cases.py")
 
 
 RESET = f"""
@@ -171,3 +181,37 @@ def test_functions_go_while_a_program_runs(guest: Any) -> None:
             set_vfs(guest, 0)
     run_cases(guest, {physical: CASES})
     run_cases(guest, dict.fromkeys(set_vfs(guest, 1), ("submit_copy_fill",)))
+
+
+GIVE = """
+set -e
+modprobe -qa vfio-pci vfio_iommu_type1 || exit 77
+cd /sys/bus/pci/devices/$1
+echo $2 >driver_override
+echo $1 >driver/unbind
+echo $1 >/sys/bus/pci/drivers_probe
+test "$(basename $(readlink driver))" = $2
+echo >driver_override
+"""
+
+
+def test_a_function_is_given_to_a_process(guest: Any) -> None:
+    """By vfio-pci, with the physical function and the other one at work; and taken back."""
+    set_vfs(guest, 0)
+    physical, first, second = set_vfs(guest, 2)
+    link = guest.run(["readlink", "-f", f"/sys/class/accel/{first}/device"]).check().text
+    address = link.strip().rpartition("/")[2]
+    given = guest.run(["sh", "-c", GIVE, "give", address, "vfio-pci"])
+    if given.returncode == 77:
+        pytest.skip("the kernel has no vfio-pci")
+    given.check()
+    guest.put(HERE / "vfio_user.py", f"{FOLDER}/vfio_user.py")
+    log = f"{FOLDER}/vfio.log"
+    environment = "PYTHONPATH=/opt/vtpu/python"
+    guest.run(f"{environment} python3 {FOLDER}/vfio_user.py {address} >{log} 2>&1 </dev/null &")
+    run_cases(guest, dict.fromkeys((physical, second), CASES[:2]))
+    wait_for(guest, f"grep -q -e done -e Error {log}", log, seconds=60)
+    assert guest.run(["cat", log]).text == "done\n"
+    guest.run(["sh", "-c", GIVE, "give", address, "vtpu"]).check()
+    [node] = guest.run(["ls", f"/sys/bus/pci/devices/{address}/accel"]).check().text.split()
+    run_cases(guest, {node: CASES[:2]})
