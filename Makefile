@@ -19,11 +19,12 @@ GDB ?=
 REPLAY ?=
 FILE ?=
 ELF ?=
+IGT ?=
 ARGS ?=
 
 # A value that a person gives is passed on as it is: neither make nor the shell
 # may look for variables or commands in it.
-inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY SOURCE TEST WHAT GDB KERNEL FILE ELF
+inputs := PROMPT MAX_TOKENS MODEL PORT SECONDS REPLAY SOURCE TEST WHAT GDB KERNEL FILE ELF IGT
 $(foreach name,$(inputs),$(eval override $(name) := $$(value $(name))))
 export $(inputs)
 # Whatever boots a guest boots this kernel.
@@ -65,7 +66,7 @@ test: ## Run every test, in the guest and out of it [ARGS="pytest arguments"]
 test-fast: ## Run the tests that need no guest
 	@$(host) -m pytest -m "not guest and not fuzz" $(ARGS)
 
-test-driver: ## Run the driver's tests, the long ones too [KERNEL=name]
+test-driver: ## Run the driver's tests, the long ones too [KERNEL=name] [IGT=folder]
 	@$(guest) build
 	@$(host) -m pytest $(if $(filter tests/%,$(ARGS)),,tests/guest/driver) $(ARGS)
 
