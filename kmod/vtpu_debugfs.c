@@ -11,6 +11,8 @@
 #include <drm/drm_print.h>
 
 #include "vtpu_debugfs.h"
+#include "vtpu_device.h"
+#include "vtpu_gem.h"
 #include "vtpu_inject.h"
 #include "vtpu_job.h"
 #include "vtpu_queue.h"
@@ -221,6 +223,23 @@ static int vtpu_hbm_show(struct seq_file *m, void *unused)
 	return 0;
 }
 
+static int vtpu_dma_show(struct seq_file *m, void *unused)
+{
+	struct vtpu_device *vdev = vtpu_of(m);
+	unsigned int count = 0;
+	struct vtpu_bo *bo;
+	u64 bytes = 0;
+
+	mutex_lock(&vdev->dma_lock);
+	list_for_each_entry(bo, &vdev->dma_bos, dma_link) {
+		bytes += bo->shmem.base.size;
+		count++;
+	}
+	mutex_unlock(&vdev->dma_lock);
+	seq_printf(m, "%u buffers, %llu bytes mapped\n", count, bytes);
+	return 0;
+}
+
 static int vtpu_usage_show(struct seq_file *m, void *unused)
 {
 	struct vtpu_device *vdev = vtpu_of(m);
@@ -253,6 +272,7 @@ static const struct drm_debugfs_info vtpu_debugfs_files[] = {
 	{ "rings", vtpu_rings_show },
 	{ "contexts", vtpu_contexts_show },
 	{ "hbm", vtpu_hbm_show },
+	{ "dma", vtpu_dma_show },
 	{ "usage", vtpu_usage_show },
 };
 

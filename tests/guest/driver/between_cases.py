@@ -22,9 +22,9 @@ NODES = ("/dev/accel/accel0", "/dev/accel/accel1")
 GOING = "/tmp/driver-tests/going"
 
 
-def on(node: str) -> Setup:
+def on(node: str, timeout_ms: int = 5000) -> Setup:
     os.environ["VTPU_NODE"] = node
-    return Setup(size=HUGE)
+    return Setup(timeout_ms, HUGE)
 
 
 @case
@@ -82,7 +82,7 @@ def either_goes_while_they_share() -> None:
 
 def hold_until_it_is_gone() -> None:
     """Every kind of buffer of the second device in use, while that is unplugged."""
-    exporter, dev = on(NODES[0]), on(NODES[1])
+    exporter, dev = on(NODES[0]), on(NODES[1], timeout_ms=600000)
     memory = Memory(HUGE)
     fd = export(exporter, exporter.host)
     other, _ = udmabuf([(0, 4 * PAGE)], 4 * PAGE)

@@ -27,6 +27,7 @@ from pathlib import Path
 
 import vtpu_raw as raw
 from vtpu_raw import EXEC, HBM, HUGE, PAGE, READ, SYNC_SIGNAL, SYNC_TIMELINE, WRITE, Device, raises
+from watch import HANG, Expected, Watch, expects
 
 CASES: dict[str, Callable[[], None]] = {}
 # Not with the others: while the machine sleeps nobody may talk to its agent.
@@ -694,6 +695,7 @@ def use_after_unmap_faults() -> None:
 
 
 @case
+@expects(HANG)
 def hang_is_ended_by_the_timeout() -> None:
     with Setup(timeout_ms=300) as dev:
         before = dev.resets()
@@ -722,6 +724,7 @@ def hang_is_ended_by_the_timeout() -> None:
 
 
 @case
+@expects(HANG)
 def wait_without_end_is_a_hang() -> None:
     with Setup(timeout_ms=300) as dev:
         assert dev.finish(dev.queue_id, [raw.wait(dev.hbm_va, 1)]) == -errno.ETIMEDOUT
@@ -729,6 +732,7 @@ def wait_without_end_is_a_hang() -> None:
 
 
 @case
+@expects(HANG)
 def long_job_of_another_queue_is_no_hang() -> None:
     """A job with a short limit, behind a program of a queue with a long one."""
     with Setup(timeout_ms=200) as dev:
@@ -745,6 +749,7 @@ def long_job_of_another_queue_is_no_hang() -> None:
 
 
 @case
+@expects(HANG)
 def a_turn_that_comes_late_is_no_hang() -> None:
     """A job gets its own time though another queue used up its limit."""
     with Setup(timeout_ms=5000) as dev:
@@ -767,6 +772,7 @@ def a_turn_that_comes_late_is_no_hang() -> None:
 
 
 @case
+@expects(HANG)
 def a_long_instruction_holds_up_no_other_process() -> None:
     """Nor does it cost them their jobs, when its own process gives memory back."""
     with Setup(timeout_ms=30000, size=2 * HUGE) as dev, Setup() as other:
@@ -1128,6 +1134,7 @@ def unbind_and_bind_amid_a_storm() -> None:
 
 
 @case
+@expects(resets=True)
 def function_reset_under_load() -> None:
     path = Path(f"/sys/bus/pci/devices/{pci_device()}/reset")
     assert path.exists(), "the device offers no reset"
@@ -1153,6 +1160,7 @@ def function_reset_under_load() -> None:
 
 
 @case
+@expects(resets=True)
 def function_reset_amid_allocations() -> None:
     """While the BARs are away nothing is lost that goes through them."""
     path = Path(f"/sys/bus/pci/devices/{pci_device()}/reset")
@@ -1205,42 +1213,8 @@ def suspend_and_resume() -> None:
 
 # ---- Runner ----
 
-_BAD_MESSAGES = (
-    "WARNING:",
-    "BUG:",
-    "Oops",
-    "protection fault",
-    "INFO: task",
-    "refcount_t",
-    "leaked",
-)
 
-
-class KernelLog:
-    def __init__(self) -> None:
-        self.fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        os.lseek(self.fd, 0, os.SEEK_END)
-
-    def new(self) -> list[str]:
-        lines = []
-        while True:
-            try:
-                record = os.read(self.fd, 8192).decode(errors="replace")
-            except BlockingIOError:
-                return lines
-            except BrokenPipeError:
-                continue
-            lines.append(record.partition(";")[2].splitlines()[0])
-
-    def bad(self) -> list[str]:
-        lines = self.new()
-        first = next(
-            (i for i, line in enumerate(lines) if any(b in line for b in _BAD_MESSAGES)), None
-        )
-        return [] if first is None else lines[first : first + 25]
-
-
-def run_case(name: str, work: Callable[[], None], log: KernelLog) -> dict[str, object]:
+def run_case(name: str, work: Callable[[], None], watch: Watch | None) -> dict[str, object]:
     error = ""
     start = time.monotonic()
 
@@ -1254,19 +1228,19 @@ def run_case(name: str, work: Callable[[], None], log: KernelLog) -> dict[str, o
     except BaseException:
         error = traceback.format_exc()
     signal.alarm(0)
-    bad = log.bad()
-    if bad:
-        error += "kernel:\n" + "\n".join(bad)
+    if watch:
+        error += "\n".join(watch.problems(getattr(work, "expected", Expected())))
     return {"case": name, "ok": not error, "error": error, "seconds": time.monotonic() - start}
 
 
 def main(names: list[str], table: dict[str, Callable[[], None]] = CASES) -> int:
     faulthandler.enable()
-    log = KernelLog()
+    # Who runs several of these at once watches over all of them.
+    watch = None if "VTPU_NODE" in os.environ else Watch()
     failed = 0
     for name in names or [name for name in table if name not in ALONE]:
         print(json.dumps({"case": name, "started": True}), flush=True)
-        result = run_case(name, table[name], log)
+        result = run_case(name, table[name], watch)
         failed += not result["ok"]
         print(json.dumps(result), flush=True)
     return 1 if failed else 0

@@ -22,6 +22,7 @@ import vtpu_raw as raw
 from cases import DRIVER, VA, Setup, collector, main, pci_device, rebinding_amid
 from userptr_cases import Memory, pinned
 from vtpu_raw import HBM, HUGE, PAGE, READ, SYNC_SIGNAL, Device, raises
+from watch import expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -228,6 +229,7 @@ def a_dma_buf_outlives_its_device() -> None:
 
 
 @case
+@expects(resets=True)
 def a_mapped_dma_buf_sees_a_function_reset() -> None:
     """Its pages of HBM are taken away and found again, like those of the device file."""
     path = Path(f"/sys/bus/pci/devices/{pci_device()}/reset")

@@ -22,6 +22,7 @@ import vtpu_raw as raw
 from cases import DRIVER, Setup, collector, counting, main, pci_device, until
 from userq_cases import Driven, ended
 from vtpu_raw import SYNC_SIGNAL, Device, UserQueue, raises
+from watch import HANG, LOST, STUCK_ENGINES, STUCK_QUEUE, STUCK_RESET, expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -124,6 +125,8 @@ class Guilty(Setup):
 
 # What the driver believes to fail, and so which reset it ends with.
 ENGINES, DEVICE = ("stop",), ("stop", "engines")
+costs_the_engines = expects(STUCK_QUEUE, resets=True)
+costs_the_device = expects(STUCK_QUEUE, STUCK_ENGINES, resets=True)
 
 
 class Uevents:
@@ -167,6 +170,7 @@ def what_gets_on_lives() -> None:
 
 
 @case
+@expects(HANG)
 def the_time_limit_ends_what_gets_on() -> None:
     with Setup() as dev:
         queue = dev.queue(dev.vm_id, 300, stall_ms=LONG_MS)
@@ -175,6 +179,7 @@ def the_time_limit_ends_what_gets_on() -> None:
 
 
 @with_device(hang=True)
+@expects(HANG)
 def what_gets_nowhere_does_not() -> None:
     """Long before its time limit; its queue alone."""
     with Setup() as dev, Innocent() as other:
@@ -202,6 +207,7 @@ def a_fault_whose_interrupt_is_lost_is_no_hang() -> None:
 
 
 @with_device(hang=True)
+@expects(HANG)
 def the_drivers_own_limits() -> None:
     """Queues that do not say have the module's."""
     defaults = {name: (PARAMETERS / name).read_text() for name in ("timeout_ms", "stall_ms")}
@@ -217,6 +223,7 @@ def the_drivers_own_limits() -> None:
 
 
 @case
+@expects(HANG)
 def a_wait_has_the_time_limit_alone() -> None:
     with Setup() as dev:
         lives = dev.queue(dev.vm_id, LONG_MS, stall_ms=100)
@@ -232,6 +239,7 @@ def a_wait_has_the_time_limit_alone() -> None:
 
 
 @with_device(hang=True)
+@expects(HANG)
 def a_user_queue_that_gets_nowhere() -> None:
     with Driven() as dev:
         user = UserQueue(dev, dev.vm_id, LONG_MS, stall_ms=400)
@@ -275,11 +283,13 @@ def others_go_on(failures: tuple[str, ...]) -> None:
 
 
 @case
+@costs_the_engines
 def others_go_on_after_engines() -> None:
     others_go_on(ENGINES)
 
 
 @case
+@costs_the_device
 def others_go_on_after_the_device() -> None:
     others_go_on(DEVICE)
 
@@ -301,11 +311,13 @@ def half_done_is_lost(failures: tuple[str, ...]) -> None:
 
 
 @case
+@costs_the_engines
 def half_done_is_lost_to_engines() -> None:
     half_done_is_lost(ENGINES)
 
 
 @case
+@costs_the_device
 def half_done_is_lost_to_the_device() -> None:
     half_done_is_lost(DEVICE)
 
@@ -327,16 +339,19 @@ def restartable_runs_again(failures: tuple[str, ...]) -> None:
 
 
 @case
+@costs_the_engines
 def restartable_runs_again_after_engines() -> None:
     restartable_runs_again(ENGINES)
 
 
 @case
+@costs_the_device
 def restartable_runs_again_after_the_device() -> None:
     restartable_runs_again(DEVICE)
 
 
 @case
+@costs_the_engines
 def user_queues_and_the_engines() -> None:
     """One at work is lost, and its sleeper is woken; one that is not goes on."""
     with Guilty() as guilty, Driven(timeout_ms=LONG_MS) as idle, Driven(timeout_ms=LONG_MS) as busy:
@@ -362,6 +377,7 @@ def user_queues_and_the_engines() -> None:
 
 
 @case
+@costs_the_device
 def user_queues_and_the_device() -> None:
     with Guilty() as guilty, Driven(timeout_ms=LONG_MS) as idle:
         idle.user.finish(raw.nop())
@@ -374,6 +390,7 @@ def user_queues_and_the_device() -> None:
 
 
 @case
+@expects(resets=True)
 def submissions_amid_resets() -> None:
     """Whoever submits while the device is reset, again and again, loses nothing."""
     rounds, threads = 15, 3
@@ -431,6 +448,7 @@ def hang(dev: Setup, done: Callable[[], bool]) -> Job:
 
 
 @with_device(stuck=1)
+@expects(HANG, STUCK_QUEUE, resets=True)
 def a_queue_that_does_not_stop_costs_the_engines() -> None:
     with Setup(timeout_ms=300) as dev, Innocent() as other:
         before = dev.resets()
@@ -446,6 +464,7 @@ def a_queue_that_does_not_stop_costs_the_engines() -> None:
 
 
 @with_device(stuck=2)
+@expects(HANG, STUCK_QUEUE, STUCK_ENGINES, resets=True)
 def engines_that_do_not_stop_cost_a_reset() -> None:
     events = Uevents()
     with Setup(timeout_ms=300) as dev, Innocent() as other:
@@ -462,6 +481,7 @@ def engines_that_do_not_stop_cost_a_reset() -> None:
 
 
 @with_device(stuck=2)
+@costs_the_device
 def close_does_not_wait() -> None:
     """It returns while the driver still tries, for seconds, and all is given back after that."""
     with Innocent() as other:
@@ -482,6 +502,7 @@ def close_does_not_wait() -> None:
 
 
 @with_device(stuck=2)
+@expects(HANG, STUCK_QUEUE, STUCK_ENGINES, resets=True)
 def unbound_while_it_recovers() -> None:
     """And a function reset meanwhile: both wait for it, and neither is lost."""
     name = pci_device()
@@ -499,6 +520,7 @@ def unbound_while_it_recovers() -> None:
 
 
 @with_device(stuck=2, reset_stuck=True)
+@expects(HANG, STUCK_QUEUE, STUCK_ENGINES, STUCK_RESET, LOST, resets=True)
 def a_device_that_does_not_stop_is_given_up() -> None:
     """Everybody is told. The next case finds it so."""
     events = Uevents()
@@ -515,6 +537,7 @@ def a_device_that_does_not_stop_is_given_up() -> None:
 
 
 @case
+@expects(resets=True)
 def a_function_reset_brings_it_back() -> None:
     with Device() as dev:
         assert dev.resets().wedged == 1

@@ -38,6 +38,7 @@ from dmabuf_cases import export, import_, udmabuf
 from userptr_cases import AREA, Memory, pinned
 from userq_cases import Driven, shows_nothing
 from vtpu_raw import HBM, HUGE, PAGE, SYNC_SIGNAL, Device, UserQueue, raises
+from watch import HANG, PROBE_FAILED, expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -75,6 +76,7 @@ def leavings(name: str) -> list[str]:
 
 
 @case
+@expects(PROBE_FAILED)
 def probe_fails_at_each_step() -> None:
     """And each time all that was done before is undone."""
     name = pci_device()
@@ -105,6 +107,7 @@ def function_of(name: str) -> Path:
 
 
 @case
+@expects(r"vtpu .*no MSI-X vectors", PROBE_FAILED)
 def probe_without_msix() -> None:
     name = pci_device()
     Path(DRIVER, "unbind").write_text(name)
@@ -296,6 +299,7 @@ def reset(method: str = "flr") -> None:
 
 
 @case
+@expects(resets=True)
 def resets_of_each_kind_amid_everything() -> None:
     """One after the other: HBM stays, and all are served again."""
     assert {"flr", "bus"} <= set(methods()), methods()
@@ -315,6 +319,7 @@ def resets_of_each_kind_amid_everything() -> None:
 
 
 @case
+@expects(resets=True)
 def nobody_who_waits_holds_up_a_reset() -> None:
     """Waits for a buffer, a fence, a queue, and for HBM that is short: all are ended by it."""
     with Driven(600000) as dev, Setup(600000) as holder, Device() as other:
@@ -358,6 +363,7 @@ def nobody_who_waits_holds_up_a_reset() -> None:
 
 
 @case
+@expects(resets=True)
 def resets_leak_nothing() -> None:
     """Of files that had work when it happened, however many there were."""
     with Device() as dev:
@@ -394,6 +400,7 @@ def is_readable(path: Path) -> bool:
 
 
 @case
+@expects(resets=True)
 def whatever_is_read_amid_comings_and_goings() -> None:
     """Attributes and debugfs never reach a BAR that is not there."""
     name = pci_device()
@@ -438,6 +445,7 @@ def whatever_is_read_amid_comings_and_goings() -> None:
 
 
 @case
+@expects(HANG, resets=True)
 def time_limits_race_with_ends() -> None:
     """Jobs that are over their limit just when their queue, file or function goes."""
     rng = random.Random(5)

@@ -18,6 +18,7 @@ from lifecycle_cases import bind, reset, works
 from userptr_cases import AREA, Memory
 from userq_cases import Driven, ended, is_alive
 from vtpu_raw import HBM, HUGE, PAGE, SYNC_SIGNAL, Device, UserQueue
+from watch import expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -144,6 +145,7 @@ def it_is_told_to_stay_awake() -> None:
 
 
 @case
+@expects(resets=True)
 def resets_and_removal_while_it_sleeps() -> None:
     with light_sleeper():
         for method in ("flr", "bus"):

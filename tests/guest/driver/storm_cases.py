@@ -16,6 +16,7 @@ from pathlib import Path
 import vtpu_raw as raw
 from cases import CASE_SECONDS, Setup, child_of, collector, main, module_is_idle, pci_device, until
 from vtpu_raw import HUGE
+from watch import expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -139,6 +140,7 @@ def processes_come_and_go_at_once() -> None:
 
 
 @case
+@expects(resets=True)
 def the_device_is_reset_meanwhile() -> None:
     path = Path(f"/sys/bus/pci/devices/{pci_device()}/reset")
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
+from watch import HANG
 
 pytestmark = pytest.mark.guest
 DUMP = "/sys/class/devcoredump/devcd*/data"
@@ -137,6 +138,7 @@ with Setup() as dev:
     assert "FILL" in found["ring"][0]
 
 
+@pytest.mark.expects(HANG)
 def test_a_hang(guest: Any) -> None:
     """Of a program that never ends, taken before its queue is stopped."""
     text = python(

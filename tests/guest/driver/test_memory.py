@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cases import FOLDER
-from conftest import HERE, run_cases
+from conftest import booted, run_cases
 from memory_cases import CASES
 
 pytestmark = pytest.mark.guest
@@ -16,12 +15,7 @@ pytestmark = pytest.mark.guest
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[dict[str, dict[str, Any]]]:
-    from vtpu_guest import Guest
-
-    with Guest(device="hbm-size=32M") as guest:
-        guest.run(["mkdir", "-p", FOLDER]).check()
-        for name in ("vtpu_raw.py", "cases.py", "memory_cases.py"):
-            guest.put(HERE / name, f"{FOLDER}/{name}")
+    with booted(device="hbm-size=32M") as guest:
         yield run_cases(guest, "memory_cases.py")
 
 

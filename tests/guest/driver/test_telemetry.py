@@ -8,9 +8,11 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
+from watch import HANG, LOST, STUCK_ENGINES, STUCK_QUEUE
 
 pytestmark = pytest.mark.guest
 TRACE = "/sys/kernel/tracing"
+STALE = r"vtpu .*translations of context \d+ stay in use"
 
 PRELUDE = f"""
 import sys, atexit, errno, glob, os, re
@@ -68,6 +70,7 @@ def python(guest: Any, body: str) -> str:
     return guest.run(["python3", f"{FOLDER}/telemetry.py"], timeout=90).check().text
 
 
+@pytest.mark.expects(HANG, resets=True)
 def test_debugfs_while_a_program_runs(guest: Any) -> None:
     """Owner, ring and address space of a queue that is at work, and the same queue's end."""
     python(
@@ -142,6 +145,7 @@ with Setup() as dev:
     )
 
 
+@pytest.mark.expects(resets=True)
 def test_a_clients_time_is_the_devices_count(guest: Any) -> None:
     """To the nanosecond, over the ends of queues and resets; and never less than before."""
     python(
@@ -192,6 +196,7 @@ with Setup(timeout_ms=30000) as dev:
     assert found["drm-driver"] == "vtpu" and found["drm-pdev"] == pci_device()
     assert found["drm-total-hbm"] == found["drm-resident-hbm"] == dev.size
     assert found["drm-total-system"] == found["drm-resident-system"] == dev.size
+    assert read("dma") == f"1 buffers, {dev.size} bytes mapped\\n"
     more = dev.bo(8 * raw.PAGE, raw.HBM)
     dev.bo(2 * raw.PAGE)  # of system memory, and nothing needs its pages yet
     found = fdinfo(dev)
@@ -203,6 +208,7 @@ with Setup(timeout_ms=30000) as dev:
     found = fdinfo(dev)
     assert found["drm-active-hbm"] == dev.size  # what is mapped where the program runs
     assert found["drm-active-system"] == dev.size + raw.PAGE
+    assert read("dma") == f"2 buffers, {dev.size + raw.PAGE} bytes mapped\\n"
     dev.close_bo(more)
     assert fdinfo(dev)["drm-total-hbm"] == dev.size
     with Setup() as other:
@@ -230,6 +236,7 @@ with Setup() as dev:
     )
 
 
+@pytest.mark.expects(STALE, STUCK_QUEUE, STUCK_ENGINES, LOST, resets=True)
 def test_faults_on_demand(guest: Any) -> None:
     """Each ends as the driver's rules say; a number is used up."""
     python(
@@ -326,8 +333,7 @@ def test_nothing_is_touched_once_the_device_has_gone(guest: Any) -> None:
     python(
         guest,
         """
-from cases import DRIVER, KernelLog
-log = KernelLog()
+from cases import DRIVER
 with Setup() as dev:
     dev.finish_ok([raw.fill(dev.hbm_va, dev.size, 1)])
     settled()
@@ -354,7 +360,6 @@ open(f"{DRIVER}/bind", "w").write(address)
 until(lambda: glob.glob(raw.DEVICES), 20, "the device is there again")
 with Setup() as dev:
     dev.finish_ok([raw.nop()])
-assert log.bad() == []
 """,
     )
 

@@ -18,6 +18,7 @@ from pathlib import Path
 import vtpu_raw as raw
 from cases import DRIVER, Setup, child_of, collector, main, module_is_idle, pci_device, until
 from vtpu_raw import HBM, PAGE, Device, UserQueue, raises
+from watch import expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -524,6 +525,7 @@ def closed_with_mappings_left() -> None:
 
 
 @case
+@expects(resets=True)
 def a_function_reset_ends_it() -> None:
     path = Path(f"/sys/bus/pci/devices/{pci_device()}/reset")
     with Driven() as dev:

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""Guests with the driver's cases in them, watched while tests run: see watch.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from cases import FOLDER
+from watch import Expected
+
+HERE = Path(__file__).resolve().parent
+FILES = ("vtpu_raw.py", "watch.py", "cases.py", *(path.name for path in HERE.glob("*_cases.py")))
+KMEMLEAK = "/sys/kernel/debug/kmemleak"
+WATCHED: list[Any] = []
+"""The guests that there are; tests use the last one, those before it stand by."""
+
+
+@contextmanager
+def booted(attach: Path | None = None, **machine: Any) -> Iterator[Any]:
+    """A guest with the cases in it, watched; arguments as Guest's."""
+    from vtpu_guest import Attached, Guest
+
+    with Attached(attach) if attach else Guest(**machine) as running:
+        put_cases(running)
+        running.run(["python3", f"{FOLDER}/watch.py"]).check()
+        WATCHED.append(running)
+        try:
+            yield running
+        finally:
+            WATCHED.remove(running)
+        no_memory_leaks(running)
+
+
+def put_cases(guest: Any) -> None:
+    guest.run(["mkdir", "-p", FOLDER]).check()
+    for name in FILES:
+        guest.put(HERE / name, f"{FOLDER}/{name}")
+
+
+def unexpected(guest: Any, expected: Expected) -> list[str]:
+    """What happened in the guest since one looked last."""
+    # -S: a Python that starts in half the time.
+    look = ["python3", "-S", f"{FOLDER}/watch.py", json.dumps(asdict(expected))]
+    found: list[str] = json.loads(guest.run(look).check().text)
+    return found
+
+
+def no_memory_leaks(guest: Any) -> None:
+    """On a kernel that can tell; it says nothing of what is younger than five seconds."""
+    found = guest.run(
+        f"test -e {KMEMLEAK} || exit 0; sleep 5; for i in 1 2; do echo scan >{KMEMLEAK}; done; "
+        f"cat {KMEMLEAK}; echo clear >{KMEMLEAK}",
+        timeout=120,
+    )
+    assert not found.check().text, found.text
+
+
+def run_cases(guest: Any, file: str, names: Sequence[str] = (), seconds: float = 600) -> dict:
+    """Runs a file's cases in the guest; what became of each, by name."""
+    done = guest.run(["python3", f"{FOLDER}/{file}", *names], timeout=seconds)
+    found = {record["case"]: record for record in map(json.loads, done.text.splitlines())}
+    for record in found.values():
+        if "ok" not in record:
+            tail = done.stderr.decode(errors="replace")[-2000:]
+            record |= {"ok": False, "error": f"the run ended here: {tail}"}
+    return found
+
+
+def wait_for(guest: Any, condition: str, log: str = "/dev/null", seconds: int = 20) -> None:
+    """Until a shell condition holds in the guest; the log tells why it did not."""
+    guest.run(
+        f"for i in $(seq $(({10 * seconds} * ${{VTPU_PATIENCE:-1}}))); do "
+        f"{condition} && exit 0; sleep 0.1; done; cat {log} >&2; exit 1",
+        timeout=seconds + 40,
+    ).check()

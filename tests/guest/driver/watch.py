@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""What a test did beside what it was to do: the kernel's messages, resets, what did not come back.
+
+A test that may cause a message or a reset says so: `@expects(...)` on a case,
+`@pytest.mark.expects(...)` on a test. Runs in the guest as root, standard library only; for tests
+that drive the guest from outside it is a program:
+
+    python3 watch.py            begins to watch
+    python3 watch.py EXPECTED   prints the problems since it was last asked, as JSON
+
+What it saw last is noted in the guest, so that whoever asks next, a case or a test, goes on from
+there: nothing falls in between.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+NOTE = Path(__file__).with_name("watched.json")
+DRIVER = Path("/sys/bus/pci/drivers/vtpu")
+DEBUGFS = Path("/sys/kernel/debug/accel")
+REFERENCES = Path("/sys/module/vtpu/refcnt")
+WARNING = 4  # the kernel's level; what is below is worse
+SHOWN_LINES = 25
+SETTLE_SECONDS = 5 * int(os.environ.get("VTPU_PATIENCE", "1"))
+
+# What tests expect the driver to say, for expects().
+HANG = r"vtpu .*queue \d+ (is over its time limit|makes no progress|waits without end)"
+HELD_UP = r"vtpu .*queue \d+ holds up the device"
+STUCK_QUEUE = r"vtpu .*queue \d+ does not stop, resetting the engines"
+STUCK_ENGINES = r"vtpu .*the engines do not stop, resetting the device"
+STUCK_RESET = r"vtpu .*device reset did not finish"
+PROBE_FAILED = r"vtpu .*probe with driver vtpu failed with error"
+LOST = r"vtpu .*the device is lost"
+
+# Said of any module that is not Debian's, and of a machine that is emulated and slow.
+HARMLESS = (
+    r"vtpu: (loading out-of-tree module|module verification failed)",
+    r"hogged CPU for|interrupt took|clocksource",
+)
+
+
+@dataclass(frozen=True)
+class Expected:
+    messages: Sequence[str] = ()
+    """Regular expressions, of warnings and worse that the kernel may print."""
+    resets: bool = False
+    """Whether the device, or its engines, may be reset."""
+
+
+def expects(*messages: str, resets: bool = False) -> Callable[[Callable], Callable]:
+    def mark(function: Callable) -> Callable:
+        function.expected = Expected(messages, resets)  # type: ignore[attr-defined]
+        return function
+
+    return mark
+
+
+@dataclass(frozen=True)
+class Device:
+    """A function that the driver is bound to."""
+
+    binding: int
+    """Another one each time that it is bound; the count of resets begins anew then."""
+    resets: int
+    hbm_used: int
+    """Bytes."""
+    buffers: int
+    """Of system memory, mapped for DMA."""
+
+
+@dataclass(frozen=True)
+class State:
+    sequence: int
+    """Of the kernel's last message."""
+    references: int
+    """To the module: files, mappings, buffers that others have."""
+    devices: dict[str, Device] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Message:
+    sequence: int
+    level: int
+    text: str
+
+
+def judge(before: State, now: State, said: Sequence[Message], expected: Expected) -> list[str]:
+    """What was not expected, as lines of text."""
+    found = _complaint(said, expected) + _kept(before, now)
+    return found if expected.resets else found + _resets(before, now)
+
+
+def _complaint(said: Sequence[Message], expected: Expected) -> list[str]:
+    """The first message that nobody expected, and what follows it."""
+    known = re.compile("|".join((*HARMLESS, *expected.messages)))
+    for at, message in enumerate(said):
+        if message.level <= WARNING and not known.search(message.text):
+            return ["kernel:", *(m.text for m in said[at : at + SHOWN_LINES])]
+    return []
+
+
+def _kept(before: State, now: State) -> list[str]:
+    found = []
+    if now.references > before.references:
+        found.append(f"references to the module: {before.references}, now {now.references}")
+    for name, device in now.devices.items():
+        old = before.devices.get(name, Device(0, 0, 0, 0))
+        if device.hbm_used > old.hbm_used:
+            found.append(f"{name}: {old.hbm_used} bytes of HBM in use, now {device.hbm_used}")
+        if device.buffers > old.buffers:
+            found.append(f"{name}: {old.buffers} buffers mapped for DMA, now {device.buffers}")
+    return found
+
+
+def _resets(before: State, now: State) -> list[str]:
+    found = []
+    for name, device in now.devices.items():
+        old = before.devices.get(name)
+        count = device.resets
+        if old and old.binding == device.binding:
+            count -= old.resets
+        if count:
+            found.append(f"{name}: {count} resets of the device or its engines")
+    return found
+
+
+class Watch:
+    """Compares what is with what was noted, or is now."""
+
+    def __init__(self) -> None:
+        self._kmsg = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
+        self._said = self._messages()
+        self._before = _noted() or self._state()
+        self._said = [m for m in self._said if m.sequence > self._before.sequence]
+
+    def problems(self, expected: Expected) -> list[str]:
+        """Since the last time. What is freed a little later has some seconds for it."""
+        deadline = time.monotonic() + SETTLE_SECONDS
+        while True:
+            self._said += self._messages()
+            now = self._state()
+            if not _kept(self._before, now) or time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
+        found = judge(self._before, now, self._said, expected)
+        self._said, self._before = [], now
+        self.note()
+        return found
+
+    def note(self) -> None:
+        NOTE.write_text(json.dumps(asdict(self._before)))
+
+    def _messages(self) -> list[Message]:
+        """The new ones of the kernel itself."""
+        found = []
+        while True:
+            try:
+                record = os.read(self._kmsg, 8192).decode(errors="replace")
+            except BlockingIOError:
+                return found
+            except BrokenPipeError:  # more was said than the kernel keeps
+                continue
+            head, _, text = record.partition(";")
+            priority, sequence = head.split(",")[:2]
+            if int(priority) < 8:
+                found.append(Message(int(sequence), int(priority), text.splitlines()[0]))
+
+    def _state(self) -> State:
+        sequence = self._said[-1].sequence if self._said else self._before.sequence
+        references = int(REFERENCES.read_text()) if REFERENCES.exists() else 0
+        return State(sequence, references, _devices())
+
+
+def _devices() -> dict[str, Device]:
+    found = {}
+    for path in DRIVER.glob("*:*"):
+
+        def number(name: str, folder: Path = path) -> int:
+            return int((folder / name).read_text().split()[0])
+
+        try:
+            found[path.name] = Device(
+                (path / "device_resets").stat().st_ino,
+                number("device_resets") + number("engine_resets"),
+                number("hbm_used"),
+                number("dma", DEBUGFS / path.name),
+            )
+        except OSError:
+            continue  # it went just now
+    return found
+
+
+def _noted() -> State | None:
+    if not NOTE.exists():
+        return None
+    fields = json.loads(NOTE.read_text())
+    devices = {name: Device(**device) for name, device in fields.pop("devices").items()}
+    return State(devices=devices, **fields)
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        print(json.dumps(Watch().problems(Expected(**json.loads(arguments[0])))))
+    else:
+        NOTE.unlink(missing_ok=True)
+        Watch().note()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: MIT
+"""What watches over the driver's tests: what it lets pass, and what it does not."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "guest/driver/watch.py"
+
+
+def load() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("driver_watch", SOURCE)
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses look for it
+    spec.loader.exec_module(module)
+    return module
+
+
+watch = load()
+NAME = "0000:01:00.0"
+IDLE = watch.Device(binding=7, resets=2, hbm_used=4096, buffers=1)
+BEFORE = watch.State(sequence=10, references=1, devices={NAME: IDLE})
+OVER_TIME = "vtpu 0000:01:00.0: [drm] queue 3 is over its time limit, pc 0x0"
+STUCK = "vtpu 0000:01:00.0: [drm] *ERROR* queue 3 does not stop, resetting the engines"
+
+
+def judge(now: Any = BEFORE, said: Any = (), **expected: Any) -> list[str]:
+    messages = [watch.Message(number, level, text) for number, (level, text) in enumerate(said)]
+    return watch.judge(BEFORE, now, messages, watch.Expected(**expected))
+
+
+def with_device(**values: int) -> Any:
+    return replace(BEFORE, devices={NAME: replace(IDLE, **values)})
+
+
+def test_nothing() -> None:
+    assert judge() == []
+
+
+def test_a_message_below_a_warning_passes() -> None:
+    assert judge(said=[(5, "vtpu: notice"), (6, "vtpu: info")]) == []
+
+
+@pytest.mark.parametrize("level", range(5))
+def test_a_warning_and_worse_fails_with_what_follows(level: int) -> None:
+    said = [(6, "vtpu: hello"), (level, "WARNING: CPU: 0"), (6, "Call Trace:")]
+    assert judge(said=said) == ["kernel:", "WARNING: CPU: 0", "Call Trace:"]
+
+
+def test_what_is_expected_passes_and_nothing_else() -> None:
+    hang = [(4, OVER_TIME)]
+    assert judge(said=hang) == ["kernel:", OVER_TIME]
+    assert judge(said=hang, messages=[watch.HANG]) == []
+    assert judge(said=[*hang, (3, STUCK)], messages=[watch.HANG]) == ["kernel:", STUCK]
+    assert judge(said=[*hang, (3, STUCK)], messages=[watch.HANG, watch.STUCK_QUEUE]) == []
+    assert judge(said=[(4, "nvme queue 3 is over its time limit")], messages=[watch.HANG])
+
+
+def test_what_the_machine_says_passes() -> None:
+    assert judge(said=[(4, "vtpu: loading out-of-tree module taints kernel.")]) == []
+    assert judge(said=[(4, "other: loading out-of-tree module taints kernel.")])
+
+
+def test_a_reset_fails_unless_it_is_expected() -> None:
+    [problem] = judge(with_device(resets=3))
+    assert "1 resets" in problem
+    assert judge(with_device(resets=3), resets=True) == []
+
+
+def test_the_count_begins_anew_with_the_binding() -> None:
+    assert judge(with_device(binding=8, resets=0)) == []
+    assert judge(with_device(binding=8, resets=1))
+    assert judge(replace(BEFORE, devices={})) == []
+
+
+def test_memory_that_does_not_come_back_fails() -> None:
+    assert judge(with_device(hbm_used=0), resets=True) == []
+    [problem] = judge(with_device(hbm_used=8192), resets=True)
+    assert "8192" in problem
+    assert judge(with_device(binding=8, resets=0, hbm_used=8192))
+    [problem] = judge(with_device(buffers=2), resets=True)
+    assert "buffers" in problem
+
+
+def test_a_reference_to_the_module_that_is_left_fails() -> None:
+    assert judge(replace(BEFORE, references=0)) == []
+    [problem] = judge(replace(BEFORE, references=2))
+    assert "references" in problem
