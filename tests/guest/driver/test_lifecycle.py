@@ -17,7 +17,7 @@ from conftest import booted, put_cases, run_cases
 from lifecycle_cases import CASES
 from test_aer import ERROR, LINK_RESET, RECOVERED, RECOVERIES, recoveries, report
 from test_injection import inject
-from watch import HANG, LOST, PROBE_FAILED, STUCK_ENGINES, STUCK_QUEUE
+from watch import HANG, LOST, NOT_SERVED, PROBE_FAILED, STUCK_ENGINES, STUCK_QUEUE
 
 pytestmark = [pytest.mark.guest, pytest.mark.stress]
 HBM = 64 << 20
@@ -127,7 +127,7 @@ print("survived", flush=True)
 """
 
 
-@pytest.mark.expects(HANG, STUCK_QUEUE, STUCK_ENGINES, LOST, resets=True)
+@pytest.mark.expects(HANG, NOT_SERVED, STUCK_QUEUE, STUCK_ENGINES, LOST, resets=True)
 def test_files_of_a_dead_device_close(guest: Any) -> None:
     """Its registers are all ones: jobs end, files close, and a reset brings it back."""
     guest.run(["rm", "-f", f"{FOLDER}/dead"]).check()

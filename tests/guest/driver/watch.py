@@ -33,6 +33,7 @@ SETTLE_SECONDS = 5 * int(os.environ.get("VTPU_PATIENCE", "1"))
 
 # What tests expect the driver to say, for expects().
 HANG = r"vtpu .*queue \d+ (is over its time limit|makes no progress|waits without end)"
+NOT_SERVED = r"vtpu .*queue \d+ is not served"
 HELD_UP = r"vtpu .*queue \d+ holds up the device"
 STUCK_QUEUE = r"vtpu .*queue \d+ does not stop, resetting the engines"
 STUCK_ENGINES = r"vtpu .*the engines do not stop, resetting the device"
