@@ -125,6 +125,16 @@ INLINE void store(const VtpuMatmul *op, float *dst, const Sums *sums, const floa
     _mm256_storeu_ps(dst + 8, high);
 }
 
+/* Outputs of neighbouring rows lie a stride apart, in other pages and often in one set of the
+ * first-level cache: their lines are asked for before the product that they wait for. */
+INLINE void prefetch_outputs(const VtpuMatmul *op, uint32_t tile_row, uint32_t row)
+{
+#pragma GCC unroll 4
+    for (uint32_t r = row; r < row + 4; r++) {
+        __builtin_prefetch(row_at(op->dst, op->dst_stride, r) + (size_t)tile_row * 16, 1);
+    }
+}
+
 /* 16 outputs of a block of rows */
 static void tile_row_product(const VtpuMatmul *op, uint32_t tile_row, uint32_t row, uint32_t rows)
 {
@@ -140,6 +150,7 @@ static void tile_row_product(const VtpuMatmul *op, uint32_t tile_row, uint32_t r
         const uint8_t *chunk = tiles + (size_t)done * 16;
 
         for (; r + 4 <= rows; r += 4) {
+            prefetch_outputs(op, tile_row, row + r);
             multiply(sums + r, x + r * row_bytes + done, row_bytes, 4, chunk, columns);
         }
         for (; r < rows; r++) {
