@@ -19,12 +19,16 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "compiler"))
 
 from vtpu_compiler import hw
 
+_KEEP_AWAKE = "echo on | tee /sys/bus/pci/drivers/vtpu/*/power/control"
+
 
 class Counters:
-    """Reads 64-bit registers of the guest's vTPU."""
+    """Reads 64-bit registers of the guest's vTPU, which stays awake from then on: asleep, it
+    decodes no address."""
 
     def __init__(self, guest: Guest) -> None:
         self._guest = guest
+        guest.run(["sh", "-c", _KEEP_AWAKE], timeout=30).check()
         self._base = self._find(guest.qmp("query-pci"))
 
     @classmethod
