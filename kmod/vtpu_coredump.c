@@ -23,6 +23,8 @@
 #include "vtpu_vm_walk.h"
 
 #define MAX_RANGES	512
+/* A dump is not worth the kernel's report of an allocation that fails. */
+#define DUMP_GFP	(GFP_KERNEL | __GFP_NOWARN)
 #define ARG_BYTES	SZ_64K		/* of what each argument of the program points to */
 #define LINE_WORDS	20
 /* Words, and what memory becomes at its worst: 5 characters of 4 bytes, and newlines. */
@@ -103,7 +105,7 @@ static void vtpu_dump_program(struct vtpu_coredump *dump, struct drm_printer *p)
 	/* The device checks these too; it may be why it stopped. */
 	if (code_bytes > VTPU_MAX_CODE_BYTES || num_args > VTPU_MAX_ARGS)
 		return;
-	buffer = vmalloc(max_t(size_t, code_bytes, ARG_BYTES));
+	buffer = __vmalloc(max_t(size_t, code_bytes, ARG_BYTES), DUMP_GFP);
 	if (!buffer)
 		return;
 
@@ -181,7 +183,7 @@ static void vtpu_coredump_work(struct work_struct *work)
 	struct drm_print_iterator iterator = { .remain = DUMP_BYTES };
 	int idx;
 
-	iterator.data = vmalloc(DUMP_BYTES);
+	iterator.data = __vmalloc(DUMP_BYTES, DUMP_GFP);
 	if (iterator.data) {
 		struct drm_printer p = drm_coredump_printer(&iterator);
 		size_t size;
@@ -189,7 +191,7 @@ static void vtpu_coredump_work(struct work_struct *work)
 
 		vtpu_dump_print(dump, &p);
 		size = DUMP_BYTES - iterator.remain;
-		data = vmalloc(size);
+		data = __vmalloc(size, DUMP_GFP);
 		if (data)
 			memcpy(data, iterator.data, size);
 		vfree(iterator.data);
