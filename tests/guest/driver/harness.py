@@ -14,7 +14,8 @@ from cases import FOLDER
 from watch import Expected
 
 HERE = Path(__file__).resolve().parent
-FILES = ("vtpu_raw.py", "watch.py", "cases.py", *(path.name for path in HERE.glob("*_cases.py")))
+MODULES = ("vtpu_raw.py", "watch.py", "fault_injection.py", "cases.py")
+FILES = (*MODULES, *(path.name for path in HERE.glob("*_cases.py")))
 KMEMLEAK = "/sys/kernel/debug/kmemleak"
 WATCHED: list[Any] = []
 """The guests that there are; tests use the last one, those before it stand by."""
