@@ -87,22 +87,29 @@ void vtpu_gem_unmap_dma(struct vtpu_device *vdev)
 	mutex_unlock(&vdev->drm.object_name_lock);
 }
 
+/*
+ * A copy and what it is of would differ, without anybody noticing. dma_need_sync() is no
+ * answer: where DMA is checked (CONFIG_DMA_API_DEBUG) it says yes of all behind an IOMMU.
+ */
+bool vtpu_dma_bounces(struct vtpu_device *vdev)
+{
+	return dma_max_mapping_size(vdev->drm.dev) != SIZE_MAX;
+}
+
 /* Can the device reach all of it, page by page and itself? */
 int vtpu_sgt_check(struct vtpu_device *vdev, struct sg_table *sgt)
 {
 	struct scatterlist *sg;
 	unsigned int i;
 
-	for_each_sgtable_dma_sg(sgt, sg, i) {
+	if (vtpu_dma_bounces(vdev)) {
+		dev_err_once(vdev->drm.dev,
+			     "system memory only through bounce buffers: not supported\n");
+		return -EOPNOTSUPP;
+	}
+	for_each_sgtable_dma_sg(sgt, sg, i)
 		if (!IS_ALIGNED(sg_dma_address(sg) | sg_dma_len(sg), VTPU_PAGE_BYTES))
 			return -EINVAL;
-		/* Its copy and the buffer would differ, without anybody noticing. */
-		if (dma_need_sync(vdev->drm.dev, sg_dma_address(sg))) {
-			dev_err_once(vdev->drm.dev,
-				     "system memory only through bounce buffers: not supported\n");
-			return -EOPNOTSUPP;
-		}
-	}
 	return 0;
 }
 

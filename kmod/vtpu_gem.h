@@ -81,6 +81,7 @@ struct dma_fence *vtpu_bo_fence(struct vtpu_bo *bo);
 struct sg_table *vtpu_bo_sgt(struct vtpu_bo *bo);
 void vtpu_bo_track_dma(struct vtpu_bo *bo);
 void vtpu_gem_unmap_dma(struct vtpu_device *vdev);
+bool vtpu_dma_bounces(struct vtpu_device *vdev);
 int vtpu_sgt_check(struct vtpu_device *vdev, struct sg_table *sgt);
 struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size);
 #if IS_ENABLED(CONFIG_TRANSPARENT_HUGEPAGE)

@@ -237,8 +237,8 @@ int vtpu_submit_ioctl(struct drm_device *drm, void *data, struct drm_file *file)
 	struct vtpu_vm *vm;
 	int ret;
 
-	if (args->flags & ~DRM_VTPU_SUBMIT_RESTARTABLE || !args->num_cmds || args->num_cmds > DRM_VTPU_MAX_CMDS ||
-	    args->num_syncs > DRM_VTPU_MAX_SYNCS)
+	if (args->flags & ~DRM_VTPU_SUBMIT_RESTARTABLE || !args->num_cmds ||
+	    args->num_cmds > DRM_VTPU_MAX_CMDS || args->num_syncs > DRM_VTPU_MAX_SYNCS)
 		return -EINVAL;
 
 	/* The queue drops its VM when it is killed, so both are taken at once. */

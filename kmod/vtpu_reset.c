@@ -31,7 +31,7 @@ static void vtpu_wedged_work(struct work_struct *work)
 {
 	struct vtpu_device *vdev = container_of(work, struct vtpu_device, wedged_work);
 	bool wedged = READ_ONCE(vdev->wedged);
-	char *env[] = { wedged ? "WEDGED=bus-reset" : "WEDGED=none", NULL };
+	char *env[2] = { wedged ? "WEDGED=bus-reset" : "WEDGED=none", NULL };
 	int idx;
 
 	if (!drm_dev_enter(&vdev->drm, &idx))

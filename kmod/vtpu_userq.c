@@ -350,8 +350,11 @@ int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct v
 	struct vtpu_userq *userq;
 	int ret = -ENOMEM;
 
-	/* A larger page would hold the doorbells of others. */
-	if (PAGE_SIZE != VTPU_PAGE_BYTES)
+	/*
+	 * A larger page would hold the doorbells of others; nobody would tell the process's
+	 * mappings what the device has written elsewhere.
+	 */
+	if (PAGE_SIZE != VTPU_PAGE_BYTES || vtpu_dma_bounces(vdev))
 		return -EOPNOTSUPP;
 	userq = kzalloc(sizeof(*userq), GFP_KERNEL);
 	if (!userq)
@@ -370,10 +373,6 @@ int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct v
 	pages->fence = dma_alloc_pages(dev, PAGE_SIZE, &pages->fence_dma, DMA_BIDIRECTIONAL,
 				       GFP_KERNEL_ACCOUNT);
 	if (!pages->ring || !pages->fence)
-		goto err_pages;
-	/* Nobody would tell the process's mappings what the device has written. */
-	ret = -EOPNOTSUPP;
-	if (dma_need_sync(dev, pages->ring_dma) || dma_need_sync(dev, pages->fence_dma))
 		goto err_pages;
 	/* The process may ring at any time, and use what it has mapped. */
 	ret = vtpu_pm_get(vdev);

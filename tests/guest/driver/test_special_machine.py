@@ -19,7 +19,7 @@ sys.path.insert(0, {FOLDER!r})
 from cases import VA
 from dmabuf_cases import import_, udmabuf
 from userptr_cases import Memory, pinned
-from vtpu_raw import HBM, PAGE, Device, nop, raises
+from vtpu_raw import HBM, PAGE, QUEUE_USER, Device, nop, raises
 
 with Device() as dev:
     memory, vm = Memory(16 * PAGE), dev.vm()
@@ -33,6 +33,8 @@ with Device() as dev:
         import_(dev, fd)
     with raises(errno.EOPNOTSUPP):
         dev.bind(vm, dev.bo(PAGE), VA, PAGE)
+    with raises(errno.EOPNOTSUPP):
+        dev.queue(vm, flags=QUEUE_USER)
     dev.bind(vm, dev.bo(PAGE, HBM), VA, PAGE)
     assert dev.finish(dev.queue(vm), [nop()]) == 1
 """
