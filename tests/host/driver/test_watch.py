@@ -55,6 +55,27 @@ def test_a_warning_and_worse_fails_with_what_follows(level: int) -> None:
     assert judge(said=said) == ["kernel:", "WARNING: CPU: 0", "Call Trace:"]
 
 
+LOCKS_IN_BOTH_ORDERS = [
+    "",
+    "=====",
+    "WARNING: possible circular locking dependency detected",
+    "irq/24-pciehp/47 is trying to acquire lock:",
+    "ffff888009f4ab00 (&ctrl->reset_lock){.+.+}-{3:3}, at: pciehp_unconfigure_device+0x12d/0x1c0",
+    "but task is already holding lock:",
+    "ffffffff8259a648 (pci_rescan_remove_lock){+.+.}-{3:3}, at: pciehp_unconfigure_device+0x98",
+    "Call Trace:",
+    " </TASK>",
+]
+
+
+def test_the_pci_cores_own_locks_pass_and_a_drivers_do_not() -> None:
+    report = [(4, text) for text in LOCKS_IN_BOTH_ORDERS]
+    assert judge(said=report) == []
+    assert judge(said=[*report, (4, STUCK)]) == ["kernel:", STUCK]
+    of_the_driver = [(4, text.replace("ctrl->reset_lock", "vdev->lock")) for _, text in report]
+    assert judge(said=of_the_driver)
+
+
 def test_what_is_expected_passes_and_nothing_else() -> None:
     hang = [(4, OVER_TIME)]
     assert judge(said=hang) == ["kernel:", OVER_TIME]
