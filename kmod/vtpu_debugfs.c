@@ -218,7 +218,8 @@ static int vtpu_hbm_show(struct seq_file *m, void *unused)
 	struct drm_printer p = drm_seq_file_printer(m);
 
 	guard(mutex)(&vdev->hbm_lock);
-	drm_printf(&p, "%llu of %llu bytes used\n", vdev->hbm_used, vdev->hbm_size);
+	drm_printf(&p, "%llu of %llu bytes used, %llu evicted\n", vdev->hbm_used, vdev->hbm_size,
+		   vdev->hbm_evicted);
 	drm_mm_print(&vdev->hbm_mm, &p);
 	return 0;
 }

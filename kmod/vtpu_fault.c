@@ -3,6 +3,7 @@
 
 #include <linux/interrupt.h>
 #include <linux/jiffies.h>
+#include <linux/module.h>
 #include <linux/pci.h>
 #include <linux/timer.h>
 #include <drm/drm_print.h>
@@ -13,8 +14,10 @@
 #include "vtpu_queue.h"
 #include "vtpu_trace.h"
 
-/* Of one vector. Above what jobs that a process waits for one by one come to. */
-#define IRQS_A_TICK	(32000 / HZ)
+/* Above what jobs that a process waits for one by one come to. */
+static unsigned int irq_rate = 32000;
+module_param(irq_rate, uint, 0644);
+MODULE_PARM_DESC(irq_rate, "Interrupts of a vector a second, at most; one a tick at least");
 
 /*
  * The record stays in the device until the queue is reset, so it is copied
@@ -115,7 +118,8 @@ static void vtpu_vector_moderate(struct vtpu_vector *vector)
 		vector->tick = jiffies;
 		vector->interrupts = 0;
 	}
-	if (++vector->interrupts == IRQS_A_TICK) {
+	if (++vector->interrupts == max(READ_ONCE(irq_rate) / HZ, 1U)) {
+		trace_vtpu_irq_masked(vector->index);
 		disable_irq_nosync(vector->irq);
 		mod_timer(&vector->unmask, jiffies + 1);
 	}

@@ -105,6 +105,18 @@ TRACE_EVENT(vtpu_fault,
 		  __entry->first, __entry->cookie)
 );
 
+TRACE_EVENT(vtpu_irq_masked,
+	TP_PROTO(unsigned int vector),
+	TP_ARGS(vector),
+	TP_STRUCT__entry(
+		__field(unsigned int, vector)
+	),
+	TP_fast_assign(
+		__entry->vector = vector;
+	),
+	TP_printk("vector=%u", __entry->vector)
+);
+
 #endif
 
 #undef TRACE_INCLUDE_PATH

@@ -350,11 +350,11 @@ int vtpu_userq_init(struct vtpu_device *vdev, struct vtpu_queue *queue, struct v
 	struct vtpu_userq *userq;
 	int ret = -ENOMEM;
 
-	/*
-	 * A larger page would hold the doorbells of others; nobody would tell the process's
-	 * mappings what the device has written elsewhere.
-	 */
-	if (PAGE_SIZE != VTPU_PAGE_BYTES || vtpu_dma_bounces(vdev))
+	/* A larger page would hold the doorbells of others. */
+	if (PAGE_SIZE != VTPU_PAGE_BYTES)
+		return -EOPNOTSUPP;
+	/* Nobody would tell the process's mappings what the device has written elsewhere. */
+	if (vtpu_dma_bounces(vdev))
 		return -EOPNOTSUPP;
 	userq = kzalloc(sizeof(*userq), GFP_KERNEL);
 	if (!userq)

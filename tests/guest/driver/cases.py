@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import vtpu_raw as raw
@@ -1060,10 +1060,14 @@ def unbind_under_load() -> None:
 GONE = {errno.ENODEV, errno.ENOENT, errno.EIO, errno.ENXIO}
 
 
-def disturbed(uses: Sequence[Callable[[], None]], disturb: Callable[[], None]) -> None:
+def disturbed(
+    uses: Sequence[Callable[[], None]],
+    disturb: Callable[[], None],
+    excuses: Collection[int] = GONE,
+) -> None:
     """Threads use the device again and again, each in its way, until disturb() is done.
 
-    A use may be told that the device is not there, and begins anew.
+    A use that ends with one of these errors, as when the device is not there, begins anew.
     """
     stop = threading.Event()
     problems: list[str] = []
@@ -1073,7 +1077,7 @@ def disturbed(uses: Sequence[Callable[[], None]], disturb: Callable[[], None]) -
             try:
                 use()
             except OSError as error:
-                if error.errno not in GONE:
+                if error.errno not in excuses:
                     problems.append(traceback.format_exc())
                 # Who tries again and again takes the processor from what disturbs.
                 stop.wait(0.01)

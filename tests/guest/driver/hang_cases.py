@@ -11,15 +11,15 @@ from __future__ import annotations
 import errno
 import glob
 import os
+import random
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import vtpu_raw as raw
-from cases import DRIVER, Setup, collector, counting, main, pci_device, until
+from cases import DRIVER, Setup, collector, counting, disturbed, main, pci_device, until
 from userq_cases import Driven, ended
 from vtpu_raw import SYNC_SIGNAL, Device, UserQueue, raises
 from watch import HANG, LOST, STUCK_ENGINES, STUCK_QUEUE, STUCK_RESET, expects
@@ -389,40 +389,53 @@ def user_queues_and_the_device() -> None:
         again.unmap()
 
 
+def batch(dev: Innocent, *first: tuple) -> Callable[[], None]:
+    """Submits jobs that each leave a mark, behind commands of the first one.
+
+    Returns what waits for them and looks for their marks.
+    """
+    jobs, size, mark = 8, 64, random.randrange(1, 256)
+    submitted = []
+    for n in range(jobs):
+        fill = raw.fill(dev.hbm_va + size * n, size, 0x01010101 * mark)
+        commands = [fill] if n else [*first, fill]
+        submitted.append(Job(dev, dev.queue_id, commands, RESTARTABLE))
+
+    def came_through() -> None:
+        ends = [job.over() for job in submitted]
+        assert ends == [1] * jobs, (ends, dev.state(dev.queue_id))
+        assert dev.hbm_map[: size * jobs] == bytes([mark]) * size * jobs, "done, and yet not"
+        dev.hbm_map[: size * jobs] = bytes(size * jobs)
+        for job in submitted:
+            dev.call("syncobj_destroy", handle=job.sync)
+
+    return came_through
+
+
 @case
 @expects(resets=True)
 def submissions_amid_resets() -> None:
-    """Whoever submits while the device is reset, again and again, loses nothing."""
-    rounds, threads = 15, 3
-    stop = threading.Event()
-    problems: list[object] = []
+    """Whoever submits while the device is reset, again and again, loses nothing.
 
-    def use() -> None:
-        with Innocent() as dev:
-            done = 0
-            while not stop.is_set() or not done:
-                jobs = [
-                    Job(dev, dev.queue_id, [raw.fill(dev.hbm_va, 64, done)] * 3, RESTARTABLE)
-                    for _ in range(20)
-                ]
-                errors = {job.over() for job in jobs}
-                if errors != {1}:
-                    problems.append((errors, dev.state(dev.queue_id)))
-                    return
-                for job in jobs:
-                    dev.call("syncobj_destroy", handle=job.sync)
-                done += 1
+    One has a batch in flight each time, which waits; what the others are at is as it happens.
+    """
+    rounds = 10
+    with Innocent() as one, Innocent() as two, Innocent() as held:
+        before = held.resets()
 
-    users = [threading.Thread(target=use) for _ in range(threads)]
-    for user in users:
-        user.start()
-    for _ in range(rounds):
-        time.sleep(0.05)
-        debugfs("reset_device").write_text("1")
-    stop.set()
-    for user in users:
-        user.join()
-    assert not problems, problems[0]
+        def resets() -> None:
+            for _ in range(rounds):
+                held.host_map[8] = 0
+                came_through = batch(held, raw.wait(held.host_va + 8, 1))
+                debugfs("reset_device").write_text("1")
+                held.let_go()
+                came_through()
+
+        disturbed([lambda: batch(one)(), lambda: batch(two)()], resets, excuses=())
+        after = held.resets()
+        assert after.device_resets == before.device_resets + rounds
+        assert after.jobs_replayed >= before.jobs_replayed + rounds
+        assert after.queues_lost == before.queues_lost
 
 
 # ---- A device that does not stop ----

@@ -98,7 +98,7 @@ with Setup(timeout_ms=30000) as dev:
     assert re.search(rf"  {dev.code_va:#x}-\\S+ r-x 4K system ", contexts), contexts
     assert f"{2 * dev.size + raw.PAGE} bytes mapped" in contexts, contexts
     used = dev.memory().hbm_used
-    assert read("hbm").startswith(f"{used} of {dev.info().hbm_bytes} bytes used\\n")
+    assert read("hbm").startswith(f"{used} of {dev.info().hbm_bytes} bytes used, 0 evicted\\n")
     assert f"used {used} free" in read("hbm")
     assert re.search(rf"pid {os.getpid()} python3\\ndrm-engine-tpu:", read("usage"))
     before = dev.resets()

@@ -77,8 +77,8 @@ class Device:
     binding: int
     """Another one each time that it is bound; the count of resets begins anew then."""
     resets: int
-    hbm_used: int
-    """Bytes."""
+    hbm: int
+    """Bytes that buffers have in HBM, or had until they were evicted."""
     buffers: int
     """Of system memory, mapped for DMA."""
 
@@ -132,8 +132,8 @@ def _kept(before: State, now: State) -> list[str]:
         found.append(f"references to the module: {before.references}, now {now.references}")
     for name, device in now.devices.items():
         old = before.devices.get(name, Device(0, 0, 0, 0))
-        if device.hbm_used > old.hbm_used:
-            found.append(f"{name}: {old.hbm_used} bytes of HBM in use, now {device.hbm_used}")
+        if device.hbm > old.hbm:
+            found.append(f"{name}: {old.hbm} bytes of HBM in use or evicted, now {device.hbm}")
         if device.buffers > old.buffers:
             found.append(f"{name}: {old.buffers} buffers mapped for DMA, now {device.buffers}")
     return found
@@ -202,14 +202,14 @@ def _devices() -> dict[str, Device]:
     found = {}
     for path in DRIVER.glob("*:*"):
 
-        def number(name: str, folder: Path = path) -> int:
-            return int((folder / name).read_text().split()[0])
+        def number(name: str, folder: Path = path, word: int = 0) -> int:
+            return int((folder / name).read_text().split()[word])
 
         try:
             found[path.name] = Device(
                 (path / "device_resets").stat().st_ino,
                 number("device_resets") + number("engine_resets"),
-                number("hbm_used"),
+                number("hbm", DEBUGFS / path.name) + number("hbm", DEBUGFS / path.name, 5),
                 number("dma", DEBUGFS / path.name),
             )
         except OSError:

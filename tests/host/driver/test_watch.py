@@ -26,7 +26,7 @@ def load() -> ModuleType:
 
 watch = load()
 NAME = "0000:01:00.0"
-IDLE = watch.Device(binding=7, resets=2, hbm_used=4096, buffers=1)
+IDLE = watch.Device(binding=7, resets=2, hbm=4096, buffers=1)
 BEFORE = watch.State(sequence=10, references=1, devices={NAME: IDLE})
 OVER_TIME = "vtpu 0000:01:00.0: [drm] queue 3 is over its time limit, pc 0x0"
 STUCK = "vtpu 0000:01:00.0: [drm] *ERROR* queue 3 does not stop, resetting the engines"
@@ -103,10 +103,10 @@ def test_the_count_begins_anew_with_the_binding() -> None:
 
 
 def test_memory_that_does_not_come_back_fails() -> None:
-    assert judge(with_device(hbm_used=0), resets=True) == []
-    [problem] = judge(with_device(hbm_used=8192), resets=True)
+    assert judge(with_device(hbm=0), resets=True) == []
+    [problem] = judge(with_device(hbm=8192), resets=True)
     assert "8192" in problem
-    assert judge(with_device(binding=8, resets=0, hbm_used=8192))
+    assert judge(with_device(binding=8, resets=0, hbm=8192))
     [problem] = judge(with_device(buffers=2), resets=True)
     assert "buffers" in problem
 
