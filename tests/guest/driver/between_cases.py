@@ -18,8 +18,13 @@ from vtpu_raw import HBM, HUGE, PAGE, raises
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
 AREA = VA + (16 << 30)
-NODES = ("/dev/accel/accel0", "/dev/accel/accel1")
 GOING = "/tmp/driver-tests/going"
+
+
+def nodes() -> list[str]:
+    """Of both devices, in the order of their addresses. One that was bound again while its old
+    files were not yet over has another number."""
+    return [f"/dev/accel/{path.name}" for path in sorted(Path(DRIVER).glob("*:*/accel/accel*"))]
 
 
 def on(node: str, timeout_ms: int = 5000) -> Setup:
@@ -29,7 +34,7 @@ def on(node: str, timeout_ms: int = 5000) -> Setup:
 
 @case
 def system_memory_is_both_devices() -> None:
-    with on(NODES[0]) as one, on(NODES[1]) as two:
+    with on(nodes()[0]) as one, on(nodes()[1]) as two:
         fd = export(one, one.host)
         handle = import_(two, fd)
         os.close(fd)
@@ -45,7 +50,7 @@ def system_memory_is_both_devices() -> None:
 
 @case
 def hbm_is_its_own_devices() -> None:
-    with on(NODES[0]) as one, on(NODES[1]) as two:
+    with on(nodes()[0]) as one, on(nodes()[1]) as two:
         used = one.memory().hbm_used
         handle = one.bo(PAGE, HBM)
         fd = export(one, handle)
@@ -60,8 +65,8 @@ def hbm_is_its_own_devices() -> None:
 @case
 def either_goes_while_they_share() -> None:
     for going in (0, 1):
-        exporter, importer = on(NODES[0]), on(NODES[1])
-        os.environ["VTPU_NODE"] = NODES[going]
+        exporter, importer = map(on, nodes())
+        os.environ["VTPU_NODE"] = nodes()[going]
         name = pci_device()
         fd = export(exporter, exporter.host)
         importer.bind(importer.vm_id, import_(importer, fd), AREA, HUGE)
@@ -76,13 +81,13 @@ def either_goes_while_they_share() -> None:
             importer.close()
             os.close(fd)
             Path(DRIVER, "bind").write_text(name)
-        with on(NODES[going]) as again:
+        with on(nodes()[going]) as again:
             again.finish_ok([raw.nop()])
 
 
 def hold_until_it_is_gone() -> None:
     """Every kind of buffer of the second device in use, while that is unplugged."""
-    exporter, dev = on(NODES[0]), on(NODES[1], timeout_ms=600000)
+    exporter, dev = on(nodes()[0]), on(nodes()[1], timeout_ms=600000)
     memory = Memory(HUGE)
     fd = export(exporter, exporter.host)
     other, _ = udmabuf([(0, 4 * PAGE)], 4 * PAGE)

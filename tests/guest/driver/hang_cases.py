@@ -419,7 +419,7 @@ def submissions_amid_resets() -> None:
 
     One has a batch in flight each time, which waits; what the others are at is as it happens.
     """
-    rounds = 10
+    rounds = 5
     with Innocent() as one, Innocent() as two, Innocent() as held:
         before = held.resets()
 
