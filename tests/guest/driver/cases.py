@@ -34,7 +34,7 @@ CASES: dict[str, Callable[[], None]] = {}
 ALONE = {"suspend_and_resume"}
 FOLDER = "/tmp/driver-tests"  # where these files are in the guest
 VA = 1 << 32
-CASE_SECONDS = 60 * raw.PATIENCE
+CASE_SECONDS = 120 * raw.PATIENCE
 DRIVER = "/sys/bus/pci/drivers/vtpu"
 MODULE = "/opt/vtpu/modules/vtpu.ko"
 
@@ -71,7 +71,7 @@ def is_gone(device: Device) -> bool:
 class Setup(Device):
     """A file with an address space, a queue, and a mapped buffer of each kind."""
 
-    def __init__(self, timeout_ms: int = 5000, size: int = 4 * PAGE) -> None:
+    def __init__(self, timeout_ms: int = 5000 * raw.PATIENCE, size: int = 4 * PAGE) -> None:
         super().__init__()
         self.size = size
         self.host_va, self.hbm_va, self.code_va = VA, VA + (1 << 30), VA + (2 << 30)
