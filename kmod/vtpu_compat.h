@@ -29,6 +29,11 @@ static inline vm_fault_t vtpu_insert_pfn_pmd(struct vm_fault *vmf, unsigned long
 #define vtpu_insert_pfn_pmd vmf_insert_pfn_pmd
 #endif
 
+/* Where it has no name, active memory is printed without being asked for. */
+#ifndef VTPU_HAVE_OBJECT_ACTIVE
+#define DRM_GEM_OBJECT_ACTIVE 0
+#endif
+
 /* Where it has no name it is what a queue is that does not ask for WQ_UNBOUND. */
 #ifndef VTPU_HAVE_WQ_PERCPU
 #define WQ_PERCPU 0

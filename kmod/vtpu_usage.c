@@ -11,6 +11,7 @@
 #include <drm/drm_gem.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_gem.h"
 #include "vtpu_queue.h"
@@ -138,6 +139,7 @@ void vtpu_show_fdinfo(struct drm_printer *p, struct drm_file *file)
 		vtpu_add_bo(vtpu_bo_is_hbm(to_vtpu_bo(obj)) ? &hbm : &system, obj);
 		drm_gem_object_put(obj);
 	}
-	drm_print_memory_stats(p, &hbm, DRM_GEM_OBJECT_RESIDENT, "hbm");
-	drm_print_memory_stats(p, &system, DRM_GEM_OBJECT_RESIDENT, "system");
+	drm_print_memory_stats(p, &hbm, DRM_GEM_OBJECT_RESIDENT | DRM_GEM_OBJECT_ACTIVE, "hbm");
+	drm_print_memory_stats(p, &system, DRM_GEM_OBJECT_RESIDENT | DRM_GEM_OBJECT_ACTIVE,
+			       "system");
 }
