@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-# cases.py is both the guest's program and, here, the list of its cases.
+# *_cases.py are both programs of the guest and, here, the lists of their cases.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from harness import HERE, WATCHED, booted, put_cases, run_cases, unexpected, wait_for

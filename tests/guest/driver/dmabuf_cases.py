@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Buffers shared with others as dma-bufs. Runs in the guest as root, as cases.py does."""
+"""Buffers shared with others as dma-bufs. Runs in the guest as root."""
 
 from __future__ import annotations
 

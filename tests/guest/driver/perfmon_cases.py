@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Counters of queues and of the device. Runs in the guest as root, as cases.py does."""
+"""Counters of queues and of the device. Runs in the guest as root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Many submissions in flight, and many processes. Runs in the guest as root, as cases.py does."""
+"""Many submissions in flight, and many processes. Runs in the guest as root."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Syncobjs as a job's conditions and results, binary and timelines, in every combination.
 
-Runs in the guest as root, as cases.py does.
+Runs in the guest as root.
 """
 
 from __future__ import annotations

@@ -67,9 +67,9 @@ assert dev.finish(other, [program]) == 1
 def test_suspend_and_resume(guest: Any) -> None:
     """Its agent sleeps, too, and may miss what it is asked: the console tells when it is over."""
     log, over = f"{FOLDER}/suspend.log", "suspend_and_resume is over"
+    command = "python3 presence_cases.py suspend_and_resume"
     guest.run(
-        f"cd {FOLDER}; (python3 cases.py suspend_and_resume >{log}; echo {over} >/dev/ttyS0)"
-        " </dev/null >/dev/null 2>&1 &"
+        f"cd {FOLDER}; ({command} >{log}; echo {over} >/dev/ttyS0) </dev/null >/dev/null 2>&1 &"
     ).check()
     deadline = time.monotonic() + 180
     while over not in (guest.folder / "console.log").read_text(errors="replace"):

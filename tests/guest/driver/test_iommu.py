@@ -75,10 +75,8 @@ def test_the_kernel_uses_the_iommu(behind: tuple[Any, str]) -> None:
 @pytest.mark.expects(resets=True)
 def test_both_devices_at_once(behind: tuple[Any, str]) -> None:
     guest, _ = behind
-    run = " ".join(
-        f"VTPU_NODE=/dev/accel/{node} python3 {FOLDER}/cases.py {' '.join(CASES)} >{node}.log &"
-        for node in NODES
-    )
+    cases = f"python3 {FOLDER}/driver_cases.py {' '.join(CASES)}"
+    run = " ".join(f"VTPU_NODE=/dev/accel/{node} {cases} >{node}.log &" for node in NODES)
     guest.run(f"cd {FOLDER}; {run} wait", timeout=300)
     for node in NODES:
         lines = guest.run(["cat", f"{FOLDER}/{node}.log"]).check().text.splitlines()

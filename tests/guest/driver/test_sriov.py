@@ -52,7 +52,7 @@ def set_vfs(guest: Any, count: int) -> list[str]:
     return found
 
 
-def run_cases(guest: Any, cases: dict[str, Sequence[str]], file: str = "cases.py") -> None:
+def run_cases(guest: Any, cases: dict[str, Sequence[str]], file: str = "driver_cases.py") -> None:
     """Of each node, all nodes at once."""
     run = " ".join(
         f"VTPU_NODE=/dev/accel/{node} python3 {FOLDER}/{file} {' '.join(names)} >{node}.log &"

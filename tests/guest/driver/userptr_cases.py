@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A process's own memory as a buffer. Runs in the guest as root, as cases.py does."""
+"""A process's own memory as a buffer. Runs in the guest as root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Queues that a process drives itself. Runs in the guest as root, as cases.py does."""
+"""Queues that a process drives itself. Runs in the guest as root."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What one user may hold of the device. Runs in the guest as root, as cases.py does."""
+"""What one user may hold of the device. Runs in the guest as root."""
 
 from __future__ import annotations
 
