@@ -22,7 +22,7 @@ HEADERS = REPO / "qemu-device/include"
 _SCRIPT = GUEST_IMAGE / "build-driver"
 _TREE = "/tree"
 _IN_GUEST = "/run/vtpu-dev"
-_DIAGNOSTIC = re.compile(rf"^{_TREE}/(kmod/\S+?:\d+.*)$", re.MULTILINE)
+_DIAGNOSTIC = re.compile(rf"^{_TREE}/kmod/(\S+?:\d+.*)$", re.MULTILINE)
 # Who keeps the module, in words that a person can act on.
 _HOLDERS = r"""
 for fd in /proc/[0-9]*/fd/*; do
@@ -69,9 +69,11 @@ def compile_driver(kernel: Kernel, source: Path = SOURCE) -> Path:
         try:
             run_in_root(stage, kernel.root, command, log, read=read, write={tree: _TREE})
         except StageError:
-            said = _DIAGNOSTIC.findall(log.read_text(errors="replace"))
-            if not said:
+            found = _DIAGNOSTIC.findall(log.read_text(errors="replace"))
+            if not found:
                 raise
+            folder = source.relative_to(REPO) if source.is_relative_to(REPO) else source
+            said = [f"{folder}/{line}" for line in found]
             raise StageError("it does not compile\n" + "\n".join(said), log) from None
     return tree / name
 

@@ -204,13 +204,15 @@ static void first_stop(struct first *first)
 	pci_clear_master(to_pci_dev(first->dev));
 }
 
-static int first_run(struct first *first)
+static int first_run(struct first *first, struct pci_dev *pdev)
 {
 	int ret;
 
 	ret = first_reset(first);
 	if (ret)
 		return ret;
+	/* Not before: what somebody left running may not write any more. */
+	pci_set_master(pdev);
 	first_map(first);
 	ret = first_start_queue(first);
 	if (ret)
@@ -248,8 +250,7 @@ static int first_probe(struct pci_dev *pdev, const struct pci_device_id *id)
 	ret = first_irqs(first, pdev);
 	if (ret)
 		return ret;
-	pci_set_master(pdev);
-	ret = first_run(first);
+	ret = first_run(first, pdev);
 	if (ret)
 		first_stop(first);
 	return ret;

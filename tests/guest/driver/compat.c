@@ -51,16 +51,20 @@ static __u64 user(const volatile void *pointer)
 	return (unsigned long)pointer;
 }
 
+static volatile void *place(__u64 offset, unsigned long size, int rights, int number)
+{
+	unsigned long address = call(__NR_mmap2, 0, size, rights, MAP_SHARED, fd, (long)(offset >> 12));
+
+	check(number, address < -PAGE);
+	return (volatile void *)address;
+}
+
 static volatile __u32 *map(__u32 handle, int number)
 {
 	struct drm_vtpu_bo_info info = { .handle = handle };
-	unsigned long address;
 
 	check(number, !control(DRM_IOCTL_VTPU_BO_INFO, &info) && info.size == PAGE);
-	address = call(__NR_mmap2, 0, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
-		       (long)(info.mmap_offset >> 12));
-	check(number, address < -PAGE);
-	return (volatile __u32 *)address;
+	return place(info.mmap_offset, PAGE, PROT_READ | PROT_WRITE, number);
 }
 
 /* Buffers, and what becomes of what a queue does with them. */
@@ -134,6 +138,36 @@ static void work(__u32 vm, __u32 queue)
 	check(36, !control(DRM_IOCTL_VTPU_VM_BIND, &bind));
 }
 
+/* A queue that the process drives itself. */
+static void drive(__u32 vm)
+{
+	struct drm_vtpu_queue_create queue = {
+		.vm_id = vm,
+		.priority = DRM_VTPU_PRIORITY_NORMAL,
+		.flags = DRM_VTPU_QUEUE_USER,
+	};
+	struct drm_vtpu_queue_map where = { 0 };
+	struct drm_vtpu_queue_wait wait = { .value = 1ull << 40, .timeout_ns = 0x7fffffffffffffff };
+	struct drm_vtpu_queue_destroy end = { 0 };
+	volatile struct drm_vtpu_ring_entry *ring;
+	volatile __u32 *doorbell;
+	volatile __u64 *fence;
+
+	check(40, !control(DRM_IOCTL_VTPU_QUEUE_CREATE, &queue));
+	where.queue_id = wait.queue_id = end.queue_id = queue.queue_id;
+	check(41, !control(DRM_IOCTL_VTPU_QUEUE_MAP, &where));
+	ring = place(where.ring_offset, where.ring_bytes, PROT_READ | PROT_WRITE, 42);
+	fence = place(where.fence_offset, PAGE, PROT_READ, 43);
+	doorbell = place(where.doorbell_offset, PAGE, PROT_READ | PROT_WRITE, 44);
+	ring->op = DRM_VTPU_OP_NOP;
+	ring->flags = DRM_VTPU_RING_FENCE | DRM_VTPU_RING_IRQ;
+	ring->fence = wait.value;
+	__atomic_store_n(doorbell, 1, __ATOMIC_RELEASE);
+	check(45, !control(DRM_IOCTL_VTPU_QUEUE_WAIT, &wait));
+	check(46, *fence == wait.value);
+	check(47, !control(DRM_IOCTL_VTPU_QUEUE_DESTROY, &end));
+}
+
 int main(void)
 {
 	struct drm_vtpu_info info = { 0 };
@@ -154,6 +188,7 @@ int main(void)
 	queue.vm_id = vm.vm_id;
 	check(5, !control(DRM_IOCTL_VTPU_QUEUE_CREATE, &queue));
 	work(vm.vm_id, queue.queue_id);
+	drive(vm.vm_id);
 	state.queue_id = perfmon.queue_id = queue.queue_id;
 	check(6, !control(DRM_IOCTL_VTPU_QUEUE_STATE, &state));
 	check(7, state.completed == 1 && state.status == DRM_VTPU_QUEUE_OK &&

@@ -56,11 +56,11 @@ struct drm_vtpu_memory {
 	__u64 hbm_bytes;
 	__u64 hbm_used;		/* by all clients, with the driver's own */
 	__u64 hbm_evicted;	/* HBM buffers, in bytes, now in system memory */
-	__u64 evictions;	/* of buffers, since the driver was loaded */
+	__u64 evictions;	/* of buffers, since the driver was bound */
 };
 
 struct drm_vtpu_reset {
-	__u64 device_resets;	/* since the driver was loaded, as all of these */
+	__u64 device_resets;	/* since the driver was bound, as all of these */
 	__u64 queue_resets;
 	__u64 engine_resets;	/* of all engines, for a queue that did not stop */
 	__u64 jobs_replayed;	/* jobs in flight that a reset did not cost */
@@ -233,7 +233,7 @@ struct drm_vtpu_queue_state {
  * with jobs: the fence word then stays as it is, so who polls it has to look at
  * QUEUE_STATE or QUEUE_WAIT, too. A reset of the device ends every user queue
  * (DRM_VTPU_QUEUE_LOST). After the queue is destroyed or the device gone, its
- * mappings read zero and forget what is written.
+ * mappings read zero, until the process writes there; it reaches nobody.
  *
  * All that is mapped in its VM stays in HBM while the queue lives, and the device
  * awake. The driver knows nothing of single entries: BO_WAIT does not wait for them,
@@ -326,7 +326,7 @@ struct drm_vtpu_submit {
 
 /* ---- Counters ---- */
 
-/* Of a queue, from its creation on or the last reset of the device. */
+/* Of a queue, since it was last started: made, or gone on with after a reset. */
 enum drm_vtpu_queue_counter {
 	DRM_VTPU_COUNTER_QUEUE_BUSY_NS = 1,	/* executing commands */
 	DRM_VTPU_COUNTER_QUEUE_COMMAND_NS = 2,	/* of that, for the command in progress or last */
