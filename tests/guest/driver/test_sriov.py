@@ -90,6 +90,32 @@ def test_all_functions_at_once(guest: Any) -> None:
     run_cases(guest, dict.fromkeys(nodes, CASES))
 
 
+OWN = f"""
+import os, random, sys
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from cases import Setup
+
+owners = []
+for node in sys.argv[1:]:
+    os.environ["VTPU_NODE"] = f"/dev/accel/{{node}}"
+    owners.append((Setup(size=raw.HUGE), random.Random(node).randbytes(raw.HUGE)))
+for dev, data in owners:
+    dev.hbm_map[:] = data
+for dev, data in owners:
+    assert dev.hbm_map[:] == data, "as its process sees it"
+    dev.finish_ok([raw.copy(dev.host_va, dev.hbm_va, dev.size)])
+    assert dev.host_map[:] == data, "as the function sees it"
+    dev.close()
+"""
+
+
+def test_each_function_has_hbm_of_its_own(guest: Any) -> None:
+    """What one keeps there stays, whatever the others write, in the same places of theirs."""
+    set_vfs(guest, 0)
+    guest.run(["python3", "-c", OWN, *set_vfs(guest, 2)], timeout=60).check()
+
+
 def test_user_queues_of_all_functions(guest: Any) -> None:
     set_vfs(guest, 0)
     run_cases(guest, dict.fromkeys(set_vfs(guest, 2), USER_QUEUES), "userq_cases.py")
