@@ -86,7 +86,7 @@ void vtpu_job_free(struct vtpu_job *job)
 {
 	struct vtpu_device *vdev = job->vdev;
 
-	kfree(job->fence);
+	vtpu_fence_free(job->fence);
 	atomic_dec(&job->queue->num_jobs);
 	vtpu_queue_put(job->queue);
 	kfree(job);
@@ -119,7 +119,7 @@ static struct vtpu_job *vtpu_job_alloc(struct vtpu_device *vdev, struct vtpu_que
 	job->vdev = vdev;
 	job->queue = queue;
 	job->num_entries = num_entries;
-	job->fence = kzalloc(sizeof(*job->fence), GFP_KERNEL_ACCOUNT);
+	job->fence = vtpu_fence_alloc();
 	if (!job->fence) {
 		vtpu_job_free(job);
 		return ERR_PTR(-ENOMEM);

@@ -35,7 +35,8 @@ static inline struct vtpu_job *to_vtpu_job(struct drm_sched_job *job)
 }
 
 /* vtpu_sched.c */
-void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq);
+struct vtpu_fence *vtpu_fence_alloc(void);
+void vtpu_fence_free(struct vtpu_fence *fence);
 void vtpu_hwq_complete(struct vtpu_hwq *hwq);
 void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq);
 void vtpu_hwq_push_all_locked(struct vtpu_hwq *hwq);

@@ -155,11 +155,11 @@ static void vtpu_quiesce(struct vtpu_device *vdev)
 {
 	bool idle;
 
-	/* In this order: a timeout that is being handled may start its scheduler again. */
+	/* In this order: who starts a job starts its timer. */
 	WRITE_ONCE(vdev->asleep, true);
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
-		cancel_delayed_work_sync(&vdev->hwq[i]->sched.work_tdr);
 		drm_sched_wqueue_stop(&vdev->hwq[i]->sched);
+		cancel_delayed_work_sync(&vdev->hwq[i]->sched.work_tdr);
 	}
 	if (read_poll_timeout(vtpu_device_is_idle, idle, idle, DRAIN_POLL_US,
 			      DRAIN_TIMEOUT_US, false, vdev))

@@ -31,7 +31,10 @@ static_assert(VTPU_RING_ENTRIES >= DRM_VTPU_MAX_CMDS);
 
 static void vtpu_hwq_release(struct kref *ref)
 {
-	kfree(container_of(ref, struct vtpu_hwq, ref));
+	struct vtpu_hwq *hwq = container_of(ref, struct vtpu_hwq, ref);
+
+	/* Whoever asks for a fence's name may have it a little longer. */
+	kfree_rcu(hwq, rcu);
 }
 
 void vtpu_hwq_get(struct vtpu_hwq *hwq)
@@ -184,7 +187,10 @@ static void vtpu_hwq_set_owner(struct vtpu_hwq *hwq, struct vtpu_queue *queue)
 	spin_unlock_irqrestore(&hwq->lock, flags);
 }
 
-/* Lends a free hardware queue to a new queue and starts it. */
+/*
+ * Lends a free hardware queue to a new queue and starts it. If it does not start
+ * it is lent nevertheless: queue->hwq.
+ */
 static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queue)
 {
 	int ret = -ENOSPC;
@@ -206,8 +212,6 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 		vtpu_hang_set_limits(hwq, queue->timeout_ms, queue->stall_ms);
 		vtpu_hwq_set_owner(hwq, queue);
 		ret = vtpu_hwq_start(hwq);
-		if (ret)
-			vtpu_hwq_set_owner(hwq, NULL);
 		break;
 	}
 	mutex_unlock(&vdev->reset_lock);
@@ -307,8 +311,10 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_file *vfile, struct vtpu
 			goto err_user;
 	}
 	ret = vtpu_queue_take_hwq(vdev, queue);
-	if (ret)
+	if (ret && !queue->hwq)
 		goto err_pages;
+	if (ret)
+		goto err_hwq;
 	sched = &queue->hwq->sched;
 	ret = drm_sched_entity_init(&queue->entity, DRM_SCHED_PRIORITY_NORMAL, &sched, 1, NULL);
 	if (ret)
@@ -318,6 +324,9 @@ static struct vtpu_queue *vtpu_queue_create(struct vtpu_file *vfile, struct vtpu
 	return queue;
 
 err_hwq:
+	/* Another thread may have found and mapped it already. */
+	if (queue->userq)
+		vtpu_userq_revoke(queue);
 	vtpu_queue_return_hwq(queue);
 err_pages:
 	if (queue->userq)

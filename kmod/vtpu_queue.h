@@ -49,6 +49,7 @@ struct vtpu_progress {
  */
 struct vtpu_hwq {
 	struct kref ref;		/* the device, and each fence */
+	struct rcu_head rcu;
 	struct vtpu_device *vdev;
 	unsigned int index;
 	unsigned int vector;

@@ -26,6 +26,25 @@ static const char *vtpu_fence_timeline_name(struct dma_fence *fence)
 	return container_of(fence, struct vtpu_fence, base)->hwq->name;
 }
 
+/* The module stays while a sync_file may call the fence's ops, or the scheduler's. */
+struct vtpu_fence *vtpu_fence_alloc(void)
+{
+	struct vtpu_fence *fence = kzalloc(sizeof(*fence), GFP_KERNEL_ACCOUNT);
+
+	if (fence)
+		__module_get(THIS_MODULE);
+	return fence;
+}
+
+/* Of a job that nobody has heard of. */
+void vtpu_fence_free(struct vtpu_fence *fence)
+{
+	if (!fence)
+		return;
+	kfree(fence);
+	module_put(THIS_MODULE);
+}
+
 static void vtpu_fence_release(struct dma_fence *base)
 {
 	struct vtpu_fence *fence = container_of(base, struct vtpu_fence, base);
@@ -41,10 +60,9 @@ static const struct dma_fence_ops vtpu_fence_ops = {
 	.release = vtpu_fence_release,
 };
 
-/* Under hwq->lock. The module stays while a sync_file may call the fence's ops. */
-void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq)
+/* Under hwq->lock. */
+static void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq)
 {
-	__module_get(THIS_MODULE);
 	vtpu_hwq_get(hwq);
 	fence->hwq = hwq;
 	dma_fence_init(&fence->base, &vtpu_fence_ops, &hwq->lock, hwq->fence_context,
@@ -216,10 +234,32 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 	return &fence->base;
 }
 
+/*
+ * The scheduler's fence of a job that was ended before it ran: its timeline is
+ * named by the hardware queue, which the device's fence holds.
+ */
+static void vtpu_job_hold_name(struct vtpu_job *job)
+{
+	struct vtpu_fence *fence = job->fence;
+	struct vtpu_hwq *hwq = job->queue->hwq;
+	unsigned long flags;
+
+	spin_lock_irqsave(&hwq->lock, flags);
+	vtpu_fence_init(fence, hwq);
+	dma_fence_signal_locked(&fence->base);
+	spin_unlock_irqrestore(&hwq->lock, flags);
+	job->fence = NULL;
+	smp_store_release(&job->base.s_fence->parent, &fence->base);
+}
+
 static void vtpu_free_job(struct drm_sched_job *sched_job)
 {
+	struct vtpu_job *job = to_vtpu_job(sched_job);
+
+	if (job->fence)
+		vtpu_job_hold_name(job);
 	drm_sched_job_cleanup(sched_job);
-	vtpu_job_free(to_vtpu_job(sched_job));
+	vtpu_job_free(job);
 }
 
 /* Is the job, of whom the scheduler says that it is late, still with the device? */
@@ -265,12 +305,15 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 #ifdef VTPU_HAVE_SCHED_NO_HANG
 	return DRM_GPU_SCHED_STAT_NO_HANG;
 #else
-	spin_lock(&sched_job->sched->job_list_lock);
-	list_add(&sched_job->list, &sched_job->sched->pending_list);
-	spin_unlock(&sched_job->sched->job_list_lock);
-	/* It may have signalled while off the list, when nobody could free it. */
-	if (!READ_ONCE(vdev->asleep))
-		drm_sched_wqueue_start(sched_job->sched);
+	/*
+	 * It may have signalled while off the list, when nobody could free it. The
+	 * scheduler itself may have been stopped meanwhile, and stays so. Once the
+	 * lock is given up the job may be gone.
+	 */
+	spin_lock(&hwq->sched.job_list_lock);
+	list_add(&sched_job->list, &hwq->sched.pending_list);
+	queue_work(hwq->sched.submit_wq, &hwq->sched.work_free_job);
+	spin_unlock(&hwq->sched.job_list_lock);
 	return DRM_GPU_SCHED_STAT_NOMINAL;
 #endif
 }

@@ -132,6 +132,19 @@ def rmmod() -> bool:
     return done.returncode == 0
 
 
+def fence_of_a_job_that_never_ran() -> int:
+    """As a sync_file: its queue ends while it waits for another queue's job."""
+    with Setup(timeout_ms=60000) as dev:
+        before, sync = dev.syncobj(), dev.syncobj()
+        dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(before, SYNC_SIGNAL, 0)])
+        other = dev.queue(dev.vm_id)
+        dev.submit(other, [raw.nop()], [(before, 0, 0), (sync, SYNC_SIGNAL, 0)])
+        dev.call("queue_destroy", queue_id=other)
+        fd = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
+    until(lambda: raw.sync_file_state(fd) == -errno.ESRCH, 10, "it is cancelled")
+    return fd
+
+
 @case
 def unload_is_refused_while_anything_is_held() -> None:
     """Be it all that is left of a file: a mapping, a dma-buf, a fence."""
@@ -167,6 +180,7 @@ def unload_is_refused_while_anything_is_held() -> None:
         lambda stack: dma_buf(0, stack),
         lambda stack: dma_buf(HBM, stack),
         fence,
+        lambda stack: stack.callback(os.close, fence_of_a_job_that_never_ran()),
     ]
     for hold in holders:
         until(module_is_idle, 10, "nothing holds the module")
@@ -198,6 +212,21 @@ def unload_after_the_device_with_files_open() -> None:
     assert rmmod()
     subprocess.run(["insmod", MODULE], check=True)
     until(lambda: bool(glob.glob(raw.DEVICES)), 10, "the node is back")
+    works()
+
+
+@case
+def a_fence_outlives_its_device() -> None:
+    """Whoever has one may ask whose it was."""
+    name = pci_device()
+    fd = fence_of_a_job_that_never_ran()
+    Path(DRIVER, "unbind").write_text(name)
+    try:
+        its = raw.sync_file_name(fd)
+        assert its.startswith(("drm_sched-vtpu-q", "signaled-")), its
+    finally:
+        bind(name)
+        os.close(fd)
     works()
 
 
@@ -467,6 +496,25 @@ def time_limits_race_with_ends() -> None:
             reset()
 
     disturbed([use] * 4, disturb)
+    works()
+
+
+@case
+def timers_race_with_queues_that_end() -> None:
+    """They look every few milliseconds after a job that lives; others are in line behind it."""
+    rng = random.Random(6)
+
+    def use() -> None:
+        with Setup() as dev:
+            loop = dev.run(raw.LOOP)
+            for _ in range(10):
+                queue = dev.queue(dev.vm_id, 60000, stall_ms=40)
+                for job in [loop, *[raw.nop()] * 20]:
+                    dev.submit(queue, [job])
+                time.sleep(rng.uniform(0, 0.02))
+                dev.call("queue_destroy", queue_id=queue)
+
+    disturbed([use] * 3, lambda: time.sleep(5))
     works()
 
 
