@@ -346,12 +346,13 @@ static void vtpu_stop(struct vtpu_device *vdev)
 	if (!vtpu_dev_enter(vdev, &idx))
 		return;
 	mutex_lock(&vdev->reset_lock);
+	/* First: who sees that it is given up takes memory back without asking it. */
+	pci_clear_master(pdev);
 	WRITE_ONCE(vdev->wedged, true);
 	vtpu_device_lose(vdev, -ENODEV);
 	if (pci_device_is_present(pdev))
 		vtpu_hw_start(vdev);
 	mutex_unlock(&vdev->reset_lock);
-	pci_clear_master(pdev);
 	vtpu_dev_exit(vdev, idx);
 }
 

@@ -100,6 +100,8 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 /* For good: those who wait go on, and then find it unplugged. */
 static void vtpu_pci_lost(struct vtpu_device *vdev)
 {
+	/* If the link was not reset, it may be at work. */
+	pci_clear_master(to_pci_dev(vdev->drm.dev));
 	down_write(&vdev->bar_sem);
 	vtpu_bar_open(vdev);
 	drm_dev_unplug(&vdev->drm);
@@ -130,6 +132,7 @@ static pci_ers_result_t vtpu_error_detected(struct pci_dev *pdev, pci_channel_st
 	vdev->frozen = true;
 	up_write(&vdev->bar_sem);
 	mutex_lock(&vdev->reset_lock);
+	pci_clear_master(pdev);
 	WRITE_ONCE(vdev->wedged, true);
 	vtpu_device_lose(vdev, -ENODEV);
 	mutex_unlock(&vdev->reset_lock);
@@ -157,7 +160,8 @@ static void vtpu_error_resume(struct pci_dev *pdev)
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
 	cancel_delayed_work_sync(&vdev->recovery);
-	if (!READ_ONCE(vdev->wedged))
+	/* After an error that was not fatal nothing was reset. */
+	if (!READ_ONCE(vdev->frozen))
 		return;
 	vtpu_reset_prepare(pdev);
 	vtpu_reset_done(pdev);

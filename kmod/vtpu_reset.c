@@ -89,10 +89,10 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 
 static void vtpu_device_give_up(struct vtpu_device *vdev)
 {
-	/* It may not write into memory that its clients give back. */
 	drm_err(&vdev->drm, "the device is lost\n");
-	WRITE_ONCE(vdev->wedged, true);
+	/* First: it may not write into memory that its clients then give back. */
 	pci_clear_master(to_pci_dev(vdev->drm.dev));
+	WRITE_ONCE(vdev->wedged, true);
 	vtpu_device_lose(vdev, -ENODEV);
 	vtpu_tell_wedged(vdev);
 }

@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from cases import FOLDER
 from conftest import wait_for
 from test_injection import python
+from watch import LOST, STUCK_RESET
 
 pytestmark = pytest.mark.guest
 DEVICE = "/sys/class/accel/accel0/device"
@@ -53,6 +55,38 @@ def test_an_error_that_is_not_fatal_costs_nothing(guest: Any) -> None:
     counted(guest, "nonfatal", "CmpltTO", "COMP_TIME")
     recovered(guest, before)
     python(guest, "dev.finish_ok([raw.nop()])")
+
+
+GIVE_UP = """
+debugfs("inject/reset").write_text("1")
+with raises(errno.EIO):
+    tell(str(debugfs("reset_device")), "1")
+assert Device().resets().wedged
+"""
+STILL = """
+assert Device().resets().wedged
+reset()
+works()
+"""
+
+
+@pytest.mark.expects(ERROR, RECOVERED, STUCK_RESET, LOST, resets=True)
+def test_an_error_that_is_not_fatal_brings_no_device_back(guest: Any) -> None:
+    """One that was given up reaches memory again only after a reset."""
+
+    def script(code: str) -> None:
+        imports = (
+            f"import sys, errno; sys.path.insert(0, {FOLDER!r})\n"
+            "from vtpu_raw import Device, raises; from hang_cases import debugfs\n"
+            "from lifecycle_cases import reset, works; from power_cases import tell\n"
+        )
+        guest.run(["python3", "-c", imports + code]).check()
+
+    before = recoveries(guest)
+    script(GIVE_UP)
+    counted(guest, "nonfatal", "CmpltTO", "COMP_TIME")
+    recovered(guest, before)
+    script(STILL)
 
 
 FATAL = """
