@@ -29,6 +29,13 @@ static struct vtpu_device *vtpu_bo_device(struct vtpu_bo *bo)
 	return to_vtpu(bo->shmem.base.dev);
 }
 
+/* Is the next mapping of the buffer one of another address space, or none? */
+static bool vtpu_mapping_ends_row(struct vtpu_bo *bo, struct vtpu_mapping *mapping)
+{
+	return list_is_last(&mapping->bo_link, &bo->mappings) ||
+	       list_next_entry(mapping, bo_link)->vm != mapping->vm;
+}
+
 /* -EBUSY when jobs use it for long. */
 static int vtpu_bo_detach(struct vtpu_bo *bo)
 {
@@ -48,9 +55,13 @@ static int vtpu_bo_detach(struct vtpu_bo *bo)
 			ret = vtpu_mapping_detach(mapping);
 		else
 			ret = left ?: -EBUSY;
+		/* A process may have mapped it a million times. */
+		if (!ret && vtpu_mapping_ends_row(bo, mapping))
+			vtpu_vm_flush_detached(mapping->vm);
 		dma_resv_unlock(resv);
 		if (ret)
 			return ret;
+		cond_resched();
 	}
 	return 0;
 }
@@ -194,6 +205,10 @@ static int vtpu_choose_victims(struct vtpu_device *vdev, u64 size,
 	return found ? 0 : -ENOSPC;
 }
 
+/*
+ * One that cannot be saved, since it is its owner's memory cgroup that is full,
+ * say, is no candidate any more in this validation; -ENOMEM.
+ */
 static int vtpu_evict_list(struct list_head *victims)
 {
 	struct vtpu_bo *bo;
@@ -201,6 +216,8 @@ static int vtpu_evict_list(struct list_head *victims)
 
 	list_for_each_entry(bo, victims, candidate) {
 		ret = vtpu_bo_evict(bo);
+		if (ret == -ENOMEM)
+			bo->validation = vtpu_bo_device(bo)->validation;
 		if (ret)
 			break;
 	}
@@ -223,17 +240,23 @@ static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, enum vtpu_use m
 	return ret ?: vtpu_evict_list(&victims);
 }
 
+/* All that can leave. */
 static int vtpu_evict_all(struct vtpu_device *vdev, enum vtpu_use most)
 {
 	LIST_HEAD(candidates);
+	int ret;
 
-	vtpu_candidates_get(vdev, most, &candidates);
-	return vtpu_evict_list(&candidates);
+	do {
+		vtpu_candidates_get(vdev, most, &candidates);
+		ret = vtpu_evict_list(&candidates);
+	} while (ret == -ENOMEM);
+	return ret;
 }
 
 /* A place in HBM, if need be where others were. */
 static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
 {
+	bool refused = false;
 	int ret;
 
 	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
@@ -243,10 +266,15 @@ static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 si
 		ret = vtpu_evict_chosen(vdev, size, VTPU_IDLE);
 		if (ret == -ENOSPC)
 			ret = vtpu_evict_chosen(vdev, size, VTPU_IN_JOBS);
+		/* Whose owner has no memory stays; others may leave. */
+		if (ret == -ENOMEM) {
+			refused = true;
+			continue;
+		}
 		if (ret)
 			break;
 	}
-	return ret;
+	return ret == -ENOSPC && refused ? -ENOMEM : ret;
 }
 
 static int vtpu_bo_restore(struct vtpu_bo *bo)
@@ -502,17 +530,27 @@ void vtpu_vm_unpin(struct vtpu_vm *vm)
 	mutex_unlock(&vm->vdev->residency_lock);
 }
 
-static int vtpu_vm_keep_pinned_locked(void *data)
+/* Are there jobs, or is there a queue of whose jobs the driver does not know? */
+static bool vtpu_vm_in_use(struct vtpu_vm *vm)
+{
+	return READ_ONCE(vm->pins) ||
+	       !dma_resv_test_signaled(&vm->resv, DMA_RESV_USAGE_BOOKKEEP);
+}
+
+static int vtpu_vm_keep_resident_locked(void *data)
 {
 	struct vtpu_vm *vm = data;
 
-	return vm->pins ? vtpu_vm_make_resident(vm) : 0;
+	return vtpu_vm_in_use(vm) ? vtpu_vm_make_resident(vm) : 0;
 }
 
-/* After something has been mapped. */
-int vtpu_vm_keep_pinned(struct vtpu_vm *vm)
+/*
+ * After something has been mapped: who is at work finds it there. Without evicted
+ * buffers that is so already, but for the claim of a queue that pins them.
+ */
+int vtpu_vm_keep_resident(struct vtpu_vm *vm)
 {
-	if (!READ_ONCE(vm->pins))
+	if (!READ_ONCE(vm->pins) && (list_empty(&vm->evicted) || !vtpu_vm_in_use(vm)))
 		return 0;
-	return vtpu_with_residency(vm->vdev, vtpu_vm_keep_pinned_locked, vm);
+	return vtpu_with_residency(vm->vdev, vtpu_vm_keep_resident_locked, vm);
 }

@@ -272,7 +272,7 @@ static vm_fault_t vtpu_hbm_fault_any(struct vm_fault *vmf, bool huge)
 		ret = vtpu_hbm_fault_resident(vmf, bo, huge);
 	else if (error == -ENODEV)
 		ret = huge ? VM_FAULT_FALLBACK : vtpu_hbm_fault_unplugged(vmf, bo);
-	else if (error == -EINTR || error == -ERESTARTSYS)
+	else if ((error == -EINTR || error == -ERESTARTSYS) && !fatal_signal_pending(current))
 		ret = VM_FAULT_NOPAGE;
 	else
 		ret = VM_FAULT_SIGBUS;

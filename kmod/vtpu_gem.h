@@ -72,7 +72,7 @@ int vtpu_bo_make_resident(struct vtpu_bo *bo);
 int vtpu_vm_lock_resident(struct vtpu_vm *vm);
 int vtpu_vm_pin(struct vtpu_vm *vm);
 void vtpu_vm_unpin(struct vtpu_vm *vm);
-int vtpu_vm_keep_pinned(struct vtpu_vm *vm);
+int vtpu_vm_keep_resident(struct vtpu_vm *vm);
 
 /* vtpu_gem.c */
 void vtpu_bo_init(struct vtpu_bo *bo);

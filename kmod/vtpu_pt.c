@@ -8,6 +8,7 @@
 #include <linux/slab.h>
 
 #include "vtpu_device.h"
+#include "vtpu_user.h"
 #include "vtpu_vm.h"
 
 #define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
@@ -32,7 +33,7 @@ static struct vtpu_pt *vtpu_pt_alloc(struct vtpu_device *vdev, unsigned int leve
 	struct vtpu_pt *pt;
 	int ret;
 
-	pt = kzalloc(struct_size(pt, child, level ? PT_ENTRIES : 0), GFP_KERNEL);
+	pt = kzalloc(struct_size(pt, child, level ? PT_ENTRIES : 0), GFP_KERNEL_ACCOUNT);
 	if (!pt)
 		return ERR_PTR(-ENOMEM);
 	pt->level = level;
@@ -56,7 +57,24 @@ void vtpu_pt_free(struct vtpu_device *vdev, struct vtpu_pt *pt)
 			vtpu_pt_free(vdev, pt->child[i]);
 	}
 	vtpu_hbm_free(vdev, &pt->node);
+	if (pt->user)
+		vtpu_user_uncharge(pt->user, VTPU_USER_TABLES);
 	kfree(pt);
+}
+
+/* -EDQUOT: the user has its share, and nobody else is to make room for more. */
+static struct vtpu_pt *vtpu_pt_alloc_child(struct vtpu_vm *vm, unsigned int level)
+{
+	struct vtpu_pt *pt;
+
+	if (vtpu_user_charge(vm->user, VTPU_USER_TABLES))
+		return ERR_PTR(-EDQUOT);
+	pt = vtpu_pt_alloc(vm->vdev, level);
+	if (IS_ERR(pt))
+		vtpu_user_uncharge(vm->user, VTPU_USER_TABLES);
+	else
+		pt->user = vm->user;
+	return pt;
 }
 
 /* The table of a level that covers an address, made when there is none. */
@@ -68,7 +86,7 @@ static struct vtpu_pt *vtpu_pt_get(struct vtpu_vm *vm, u64 va, unsigned int leve
 		unsigned int i = vtpu_pt_index(va, pt->level);
 
 		if (!pt->child[i]) {
-			struct vtpu_pt *child = vtpu_pt_alloc(vm->vdev, pt->level - 1);
+			struct vtpu_pt *child = vtpu_pt_alloc_child(vm, pt->level - 1);
 
 			if (IS_ERR(child))
 				return child;

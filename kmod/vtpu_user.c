@@ -41,12 +41,21 @@ void vtpu_user_put(struct vtpu_user *user)
 	kfree(user);
 }
 
-/* Half of it, so that no user keeps the device from all others. */
+/*
+ * Half of the contexts and queues, so that no user keeps the device from all
+ * others; and of HBM, which page tables never leave, a sixteenth: enough for 32
+ * times as much memory as HBM is, in small pages that lie together.
+ */
 static unsigned int vtpu_user_max(struct vtpu_device *vdev, enum vtpu_user_limit limit)
 {
-	unsigned int all = limit == VTPU_USER_CONTEXTS ? vdev->num_contexts : vdev->num_queues;
-
-	return max(all / 2, 1u);
+	switch (limit) {
+	case VTPU_USER_CONTEXTS:
+		return max(vdev->num_contexts / 2, 1u);
+	case VTPU_USER_QUEUES:
+		return max(vdev->num_queues / 2, 1u);
+	default:
+		return vdev->hbm_size / (16 * VTPU_PAGE_BYTES);
+	}
 }
 
 int vtpu_user_charge(struct vtpu_user *user, enum vtpu_user_limit limit)

@@ -11,6 +11,7 @@ struct vtpu_device;
 enum vtpu_user_limit {
 	VTPU_USER_CONTEXTS,
 	VTPU_USER_QUEUES,
+	VTPU_USER_TABLES,	/* below the contexts' own */
 	VTPU_NUM_USER_LIMITS,
 };
 

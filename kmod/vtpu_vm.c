@@ -125,25 +125,34 @@ static int vtpu_vm_fill(struct vtpu_mapping *mapping, bool again)
 
 /*
  * The buffer is being evicted and no job uses it; vm->resv is held. After this
- * the device cannot reach it, and the next job brings it back before.
+ * and vtpu_vm_flush_detached() the device cannot reach it, and the next job
+ * brings it back before.
  */
 int vtpu_mapping_detach(struct vtpu_mapping *mapping)
 {
 	struct vtpu_vm *vm = mapping->vm;
-	int ret, idx;
+	int ret;
 
 	dma_resv_assert_held(&vm->resv);
 	vtpu_bar_lock(vm->vdev);
 	mutex_lock(&vm->lock);
 	list_add_tail(&mapping->evicted_link, &vm->evicted);
 	ret = vtpu_vm_fill(mapping, true);
-	if (!ret && vtpu_dev_enter(vm->vdev, &idx)) {
-		vtpu_vm_flush(vm);
-		vtpu_dev_exit(vm->vdev, idx);
-	}
 	mutex_unlock(&vm->lock);
 	vtpu_bar_unlock(vm->vdev);
 	return ret;
+}
+
+void vtpu_vm_flush_detached(struct vtpu_vm *vm)
+{
+	int idx;
+
+	vtpu_bar_lock(vm->vdev);
+	if (vtpu_dev_enter(vm->vdev, &idx)) {
+		vtpu_vm_flush(vm);
+		vtpu_dev_exit(vm->vdev, idx);
+	}
+	vtpu_bar_unlock(vm->vdev);
 }
 
 /* The buffer is in HBM again; nothing to do where it was not detached. */
@@ -199,7 +208,7 @@ static int vtpu_vm_map_once(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	struct vtpu_mapping *mapping;
 	int ret;
 
-	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL);
+	mapping = kzalloc(sizeof(*mapping), GFP_KERNEL_ACCOUNT);
 	if (!mapping)
 		return -ENOMEM;
 	mapping->vm = vm;
@@ -307,8 +316,8 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 		ret = vtpu_vm_map_once(vm, bo, args);
 	}
 	if (ret)
-		return ret;
-	ret = vtpu_vm_keep_pinned(vm);
+		return ret == -EDQUOT ? -ENOSPC : ret;
+	ret = vtpu_vm_keep_resident(vm);
 	if (ret)
 		vtpu_vm_unmap(vm, args->va, args->size);
 	return ret;
@@ -427,7 +436,7 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 	struct vtpu_vm *vm;
 	int ret;
 
-	vm = kzalloc(sizeof(*vm), GFP_KERNEL);
+	vm = kzalloc(sizeof(*vm), GFP_KERNEL_ACCOUNT);
 	if (!vm)
 		return ERR_PTR(-ENOMEM);
 	vm->vdev = vdev;

@@ -23,6 +23,7 @@ struct vtpu_user;
 /* A table of 512 entries in HBM, with what the driver must know to free it. */
 struct vtpu_pt {
 	struct drm_mm_node node;
+	struct vtpu_user *user;		/* charged for it; NULL of a context's own */
 	unsigned int level;		/* 0: entries are 4 KiB leaves */
 	unsigned int used;		/* valid entries */
 	struct list_head dead;		/* empty, waiting for the TLB flush */
@@ -79,6 +80,7 @@ void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 end,
 struct vtpu_vm *vtpu_vm_get(struct vtpu_file *vfile, u32 id);
 void vtpu_vm_put(struct vtpu_vm *vm);
 int vtpu_mapping_detach(struct vtpu_mapping *mapping);
+void vtpu_vm_flush_detached(struct vtpu_vm *vm);
 void vtpu_mapping_attach(struct vtpu_mapping *mapping);
 void vtpu_vm_restore(struct vtpu_device *vdev);
 void vtpu_vm_lose_all(struct vtpu_device *vdev);

@@ -272,6 +272,25 @@ def processes_take_hbm_from_each_other() -> None:
 
 
 @case
+def what_is_mapped_amid_jobs_is_there_for_them() -> None:
+    """A buffer that was out, and in no address space, for a job that is in line already."""
+    with Client() as dev, User() as other:
+        size = share(dev, 0.5)
+        handle = dev.bo(size, HBM)
+        dev.write(handle, pages_of(5, size))
+        other.bo(share(dev, 0.75), HBM)
+        assert dev.memory().hbm_evicted == size
+        sync, va = dev.syncobj(), dev.free + STRIDE
+        job = [raw.wait(VA, 2), raw.copy(VA + 8, va + size - 8, 8)]
+        dev.submit(dev.queue_id, job, [(sync, SYNC_SIGNAL, 0)])
+        assert dev.place(handle, size) == va
+        dev.page[0] = 2
+        dev.wait(sync)
+        assert dev.fence_error(sync) == 1, dev.state(dev.queue_id)
+        assert dev.page[8:16] == pages_of(5, size)[-8:]
+
+
+@case
 def a_job_keeps_what_it_uses() -> None:
     """Who needs its place waits for it, and holds up nobody meanwhile."""
     with Client() as dev:
@@ -446,6 +465,34 @@ def contents_are_charged_to_who_made_the_buffer() -> None:
             os.write(go[1], b"g")
         events = dict(line.split() for line in (group / "memory.events").read_text().splitlines())
         assert events["oom_kill"] == "0", events
+
+
+@case
+def a_full_cgroup_is_in_nobody_elses_way() -> None:
+    """Its buffer would be the first to leave, but cannot; so another one does."""
+    with User() as dev, cgroup("vtpu-full") as group:
+        size = share(dev, 0.4)
+        ready, go = os.pipe(), os.pipe()
+
+        def owner() -> None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+            with Device() as mine:
+                mine.bo(size, HBM)
+                os.write(ready[1], b"r")
+                os.read(go[0], 1)
+
+        with processes([owner]):
+            assert os.read(ready[0], 1) == b"r"
+            used = int((group / "memory.current").read_text())
+            (group / "memory.max").write_text(str(used + size // 2))
+            newer = dev.bo(size, HBM)
+            dev.write(newer, pages_of(3, size))
+            for _ in range(2):
+                handle = dev.bo(size, HBM)
+                assert dev.memory().hbm_evicted == size and shmem_of(group) < MIB
+                dev.close_bo(handle)
+                assert dev.read(newer) == pages_of(3, size)
+            os.write(go[1], b"g")
 
 
 # ---- All at once ----
