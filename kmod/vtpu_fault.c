@@ -79,24 +79,6 @@ static void vtpu_handle_errors(struct vtpu_device *vdev)
 			vtpu_hwq_fault(vdev->hwq[i]);
 }
 
-/* Errors have a vector of their own, unless there is but one. */
-static irqreturn_t vtpu_irq_error(int irq, void *data)
-{
-	struct vtpu_device *vdev = ((struct vtpu_vector *)data)->vdev;
-	int idx;
-
-	if (!drm_dev_enter(&vdev->drm, &idx))
-		return IRQ_HANDLED;
-	if (READ_ONCE(vdev->testing_irq))
-		complete(&vdev->test_irq);
-	vtpu_handle_errors(vdev);
-	if (vdev->num_vectors == 1)
-		for (unsigned int i = 0; i < vdev->num_queues; i++)
-			vtpu_hwq_complete(vdev->hwq[i]);
-	drm_dev_exit(idx);
-	return IRQ_HANDLED;
-}
-
 /* ---- Moderation ---- */
 
 static void vtpu_vector_unmask(struct timer_list *timer)
@@ -132,6 +114,26 @@ static void vtpu_vector_fini(void *data)
 
 	disable_irq(vector->irq);
 	timer_delete_sync(&vector->unmask);
+}
+
+/* Errors have a vector of their own, unless there is but one. */
+static irqreturn_t vtpu_irq_error(int irq, void *data)
+{
+	struct vtpu_vector *vector = data;
+	struct vtpu_device *vdev = vector->vdev;
+	int idx;
+
+	vtpu_vector_moderate(vector);
+	if (!drm_dev_enter(&vdev->drm, &idx))
+		return IRQ_HANDLED;
+	if (READ_ONCE(vdev->testing_irq))
+		complete(&vdev->test_irq);
+	vtpu_handle_errors(vdev);
+	if (vdev->num_vectors == 1)
+		for (unsigned int i = 0; i < vdev->num_queues; i++)
+			vtpu_hwq_complete(vdev->hwq[i]);
+	drm_dev_exit(idx);
+	return IRQ_HANDLED;
 }
 
 /* No register is read: the fence words in memory say what is finished. */
