@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: MIT
-"""The cases of failure_cases.py, on a kernel that lets allocations fail: KERNEL=debug."""
+"""The cases of failure_cases.py and lifecycle_failure_cases.py, on a kernel that lets allocations
+fail: KERNEL=debug."""
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from cases import FOLDER
 from conftest import booted, run_cases
 from failure_cases import CASES
+from lifecycle_failure_cases import ALONE
+from lifecycle_failure_cases import CASES as LIFECYCLE_CASES
 
 pytestmark = [pytest.mark.guest, pytest.mark.stress]
+# With little HBM, which is soon short; firmware leaves no room for a virtual function.
+ARGUMENTS = (
+    *("-device", "pcie-root-port,id=port1,chassis=1,pref64-reserve=1G,mem-reserve=16M"),
+    *("-device", "vtpu,id=tpu,bus=port1,hbm-size=32M,sriov-vfs=1,vf-hbm-size=16M"),
+)
+TOGETHER = [*CASES, *(name for name in LIFECYCLE_CASES if name not in ALONE)]
 
 
 @pytest.fixture(scope="module")
 def guest() -> Iterator[Any]:
-    """With little HBM, which is soon short."""
-    with booted(device="hbm-size=32M") as running:
+    with booted(device=None, extra_arguments=ARGUMENTS) as running:
         if running.run("test -e /proc/self/fail-nth").returncode:
             pytest.skip("this kernel has no fault injection; KERNEL=debug has")
         yield running
@@ -24,11 +35,27 @@ def guest() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def results(guest: Any) -> dict[str, dict[str, Any]]:
-    return run_cases(guest, "failure_cases.py", seconds=3600)
+    files = "failure_cases.py", "lifecycle_failure_cases.py"
+    return {k: v for file in files for k, v in run_cases(guest, file, seconds=3600).items()}
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", TOGETHER)
 def test_failures(name: str, results: dict[str, dict[str, Any]]) -> None:
     assert name in results, "not reached"
     if not results[name]["ok"]:
         pytest.fail(results[name]["error"], pytrace=False)
+
+
+def test_failures_on_the_way_to_sleep(guest: Any) -> None:
+    """The guest's agent sleeps, too, and may miss what it is asked: the console tells the end."""
+    log, over = f"{FOLDER}/failures.log", "the way to sleep is over"
+    command = f"python3 {FOLDER}/lifecycle_failure_cases.py suspend"
+    guest.run(f"({command} >{log} 2>&1; echo {over} >/dev/ttyS0) </dev/null >/dev/null 2>&1 &")
+    deadline = time.monotonic() + 1800
+    while over not in guest.console():
+        guest.check_running()
+        assert time.monotonic() < deadline, guest.console()[-2000:]
+        time.sleep(0.5)
+    said = guest.run(["cat", log]).check().text
+    results = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
+    assert results[-1].get("ok"), said
