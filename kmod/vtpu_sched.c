@@ -249,6 +249,7 @@ static void vtpu_job_hold_name(struct vtpu_job *job)
 	dma_fence_signal_locked(&fence->base);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	job->fence = NULL;
+	/* As the scheduler sets it: who sets a deadline may be reading it. */
 	smp_store_release(&job->base.s_fence->parent, &fence->base);
 }
 
