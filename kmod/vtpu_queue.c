@@ -4,6 +4,7 @@
 #include <linux/capability.h>
 #include <linux/dma-mapping.h>
 #include <linux/iopoll.h>
+#include <linux/pci.h>
 #include <drm/drm_print.h>
 
 #include "vtpu_hang.h"
@@ -99,6 +100,8 @@ int vtpu_hwq_start(struct vtpu_hwq *hwq)
 	vtpu_write(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_CTRL), VTPU_Q_CTRL_ENABLE);
 	state = vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS));
 	if (state != VTPU_QUEUE_STATE_READY) {
+		if (!pci_device_is_present(to_pci_dev(vdev->drm.dev)))
+			return -ENODEV;
 		drm_err(&vdev->drm, "queue %u does not start, state %u\n", hwq->index, state);
 		return -EIO;
 	}

@@ -521,6 +521,27 @@ def timers_race_with_queues_that_end() -> None:
 # ---- The device is taken away ----
 
 
+POWER_OFF, INDICATOR_OFF, BOTH_INDICATORS_OFF, INTERRUPTS = 1 << 10, 3 << 8, 0xF << 6, 1 << 5
+
+
+def slot_control(port: Path) -> tuple[int, int]:
+    """Where a port's Slot Control register is in its configuration, and what it says."""
+    space = (port / "config").read_bytes()
+    at = space[0x34]
+    while space[at] != 0x10:
+        at = space[at + 1]
+    return at + 0x18, struct.unpack_from("<H", space, at + 0x18)[0]
+
+
+def slot_is_off(slot: str) -> bool:
+    """The kernel has cut its power, and a second later its light, which is when the machine
+    lets go whatever is in it by then."""
+    bus = Path("/sys/bus/pci/slots", slot, "address").read_text().rpartition(":")[0]
+    _, value = slot_control(Path("/sys/class/pci_bus", bus).resolve().parents[1])
+    off = POWER_OFF | INDICATOR_OFF
+    return value & off == off
+
+
 def pull_out(port: Path) -> None:
     """What is in a slot, at once: nobody is asked.
 
@@ -528,15 +549,9 @@ def pull_out(port: Path) -> None:
     what the kernel sees, which would think it had done so itself: no interrupt until
     the power is on again.
     """
-    interrupts, off = 1 << 5, 0x7C0
+    control, value = slot_control(port)
     with open(port / "config", "r+b", buffering=0) as config:
-        space = config.read(256)
-        at = space[0x34]
-        while space[at] != 0x10:
-            at = space[at + 1]
-        control = at + 0x18
-        (value,) = struct.unpack_from("<H", space, control)
-        for word in ((value | off) & ~interrupts, value):
+        for word in ((value | POWER_OFF | BOTH_INDICATORS_OFF) & ~INTERRUPTS, value):
             config.seek(control)
             config.write(struct.pack("<H", word))
 

@@ -169,8 +169,10 @@ def start(guest: Any, what: str) -> None:
 
 
 def plug_in(guest: Any) -> None:
-    """Once the kernel has cut the slot's power: it would cut that of the new one."""
-    wait_log(guest, "grep -q 0 /sys/bus/pci/slots/0/power")
+    """Once the kernel has done with the slot: it would cut the power of the new one."""
+    python = f"import sys; sys.path.insert(0, '{FOLDER}'); import lifecycle_cases as cases; "
+    off = f"{python} cases.until(lambda: cases.slot_is_off('0'), 60, 'the slot is off')"
+    guest.run(["python3", "-c", off]).check()
     deadline = time.monotonic() + 60
     while any(c["name"] == "vtpu0" for c in guest.qmp("qom-list", path="/machine/peripheral")):
         assert time.monotonic() < deadline, "the slot keeps it"
