@@ -5,6 +5,7 @@
  * whoever reaches HBM or page tables through them waits: vtpu_bar_lock().
  */
 
+#include <linux/lockdep.h>
 #include <linux/mm.h>
 #include <linux/pci.h>
 #include <drm/drm_managed.h>
@@ -69,6 +70,23 @@ static void vtpu_bar_open(struct vtpu_device *vdev)
 
 /* ---- Resets of the function: the core calls both from one thread ---- */
 
+/*
+ * In between the core takes locks that it also holds over a removal. Neither
+ * waits for the other in there: both have the device's own lock before. Lockdep
+ * does not follow that one, so it is not to know that ours are held.
+ */
+static void vtpu_reset_hide_locks(struct vtpu_device *vdev)
+{
+	mutex_release(&vdev->reset_lock.dep_map, _THIS_IP_);
+	rwsem_release(&vdev->bar_sem.dep_map, _THIS_IP_);
+}
+
+static void vtpu_reset_show_locks(struct vtpu_device *vdev)
+{
+	rwsem_acquire(&vdev->bar_sem.dep_map, 0, 1, _THIS_IP_);
+	mutex_acquire(&vdev->reset_lock.dep_map, 0, 1, _THIS_IP_);
+}
+
 static void vtpu_reset_prepare(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
@@ -76,12 +94,14 @@ static void vtpu_reset_prepare(struct pci_dev *pdev)
 	vtpu_bar_close(vdev);
 	mutex_lock(&vdev->reset_lock);
 	vtpu_device_lose(vdev, -ENODEV);
+	vtpu_reset_hide_locks(vdev);
 }
 
 static void vtpu_reset_done(struct pci_dev *pdev)
 {
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
+	vtpu_reset_show_locks(vdev);
 	/* The one way back for a device that was given up. */
 	WRITE_ONCE(vdev->wedged, false);
 	/* To a virtual function it means that it may get another owner. */

@@ -141,7 +141,7 @@ def sync_file_state(fd: int) -> int:
 
 
 def sync_file_name(fd: int) -> str:
-    """As the driver of its fence has it; "signaled-..." once newer kernels ask it no more."""
+    """As the driver of its fence has it; "detached-..." where newer kernels ask it no more."""
     data = bytearray(struct.pack("<32siIIIQ", b"", 0, 0, 0, 0, 0))
     fcntl.ioctl(fd, _code(3, ord(">"), 4, len(data)), data)
     return data[:32].partition(b"\0")[0].decode()
