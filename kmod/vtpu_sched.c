@@ -61,12 +61,12 @@ static const struct dma_fence_ops vtpu_fence_ops = {
 };
 
 /* Under hwq->lock. */
-static void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq)
+static void vtpu_fence_init(struct vtpu_fence *fence, struct vtpu_hwq *hwq, u64 context,
+			    u64 seqno)
 {
 	vtpu_hwq_get(hwq);
 	fence->hwq = hwq;
-	dma_fence_init(&fence->base, &vtpu_fence_ops, &hwq->lock, hwq->fence_context,
-		       ++hwq->seq);
+	dma_fence_init(&fence->base, &vtpu_fence_ops, &hwq->lock, context, seqno);
 }
 
 static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
@@ -203,7 +203,7 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 		return ERR_PTR(-ECANCELED);
 	}
 
-	vtpu_fence_init(fence, hwq);
+	vtpu_fence_init(fence, hwq, hwq->fence_context, ++hwq->seq);
 	last = &job->entries[job->num_entries - 1];
 	last->flags = VTPU_RING_FLAG_FENCE | VTPU_RING_FLAG_IRQ;
 	last->fence = cpu_to_le64(fence->base.seqno);
@@ -245,7 +245,7 @@ static void vtpu_job_hold_name(struct vtpu_job *job)
 	unsigned long flags;
 
 	spin_lock_irqsave(&hwq->lock, flags);
-	vtpu_fence_init(fence, hwq);
+	vtpu_fence_init(fence, hwq, dma_fence_context_alloc(1), 1);
 	dma_fence_signal_locked(&fence->base);
 	spin_unlock_irqrestore(&hwq->lock, flags);
 	job->fence = NULL;
