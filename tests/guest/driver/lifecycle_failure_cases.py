@@ -35,6 +35,7 @@ NO_MEMORY = (
     r"drm_sched_init: Failed to setup GPU scheduler--out of memory",
     r"kobject_add_internal failed for \S+ \(error: -12",
     r"Failed to add kobject for irq \d+",
+    r"debugfs: out of free dentries",
 )
 
 

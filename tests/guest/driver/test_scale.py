@@ -14,7 +14,7 @@ pytestmark = pytest.mark.guest
 
 @pytest.fixture(scope="module")
 def results(guest: Any) -> dict[str, dict[str, Any]]:
-    return run_cases(guest, "scale_cases.py")
+    return run_cases(guest, "scale_cases.py", seconds=1800)
 
 
 @pytest.mark.parametrize("name", CASES)
