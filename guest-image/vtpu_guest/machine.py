@@ -12,10 +12,10 @@ from .accel import Accelerator
 from .qemu import Qemu
 
 # Debian's kernel as it is; the arguments only leave out waiting and probing
-# that an emulated machine has no use for, and let a task have its turn later: with
-# sixty processes on a busy host one can be preempted for twenty seconds. The firmware's window for large BARs
-# lies in what its memory map reserves just below 1 TiB; the kernel would refuse
-# it to a device that is plugged in, hence no_e820.
+# that an emulated machine has no use for, and let a task wait for its turn: with
+# sixty processes on a busy host one can be preempted for twenty seconds. The
+# firmware's window for large BARs lies in what its memory map reserves just below
+# 1 TiB; the kernel would refuse it to a device that is plugged in, hence no_e820.
 KERNEL_ARGUMENTS = (
     "console=ttyS0 quiet loglevel=4 panic=-1 "
     "nokaslr mitigations=off tsc=reliable no_timer_check audit=0 lsm=capability "
