@@ -36,6 +36,7 @@ NO_MEMORY = (
     r"kobject_add_internal failed for \S+ \(error: -12",
     r"Failed to add kobject for irq \d+",
     r"debugfs: out of free dentries",
+    r"kmemleak: Cannot allocate a scan area",
 )
 
 
@@ -123,15 +124,16 @@ def module_load() -> None:
 
 @case(PROBE_FAILED, *NO_MEMORY)
 def virtual_functions() -> None:
-    """They are there or not, bound or not; without them all is as before."""
+    """They are there, and bound or not; without them all is as before. What fails is below
+    probe: the PCI core warns of what itself has no memory for."""
     count = function_of(pci_device()) / "sriov_numvfs"
 
     def none() -> None:
         tell(str(count), "0")
         assert len(glob.glob(raw.DEVICES)) == 1
 
-    with faults.only_below("sriov_numvfs_store", SPARED):
-        assert each_failure(lambda: tell(str(count), "1"), before=none, steps=faults.fewer)
+    with faults.only_below("vtpu_probe", SPARED):
+        assert not each_failure(lambda: tell(str(count), "1"), before=none, steps=faults.fewer)
     assert len(glob.glob(raw.DEVICES)) == 2
     none()
     works()
