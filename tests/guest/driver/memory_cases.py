@@ -18,7 +18,8 @@ from pathlib import Path
 
 import vtpu_raw as raw
 from cases import VA, collector, main, until
-from vtpu_raw import HBM, PAGE, SYNC_SIGNAL, Device, raises
+from userptr_cases import as_user
+from vtpu_raw import HBM, HUGE, PAGE, SYNC_SIGNAL, Device, raises
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -493,6 +494,34 @@ def a_full_cgroup_is_in_nobody_elses_way() -> None:
                 dev.close_bo(handle)
                 assert dev.read(newer) == pages_of(3, size)
             os.write(go[1], b"g")
+
+
+@case
+def a_sixteenth_of_hbm_is_a_users_for_page_tables() -> None:
+    """However thinly it spreads what it maps: nobody else makes room for its tables."""
+    with Device() as dev:
+        before = dev.memory()
+        most = before.hbm_bytes // 16 // PAGE
+
+    def work() -> None:
+        with Device() as mine:
+            vm, page, number = mine.vm(), mine.bo(PAGE), 0
+            with raises(errno.ENOSPC):
+                while number <= most:
+                    number += 1
+                    mine.bind(vm, page, number * HUGE, PAGE)
+            # Each had a table of its own; 512 of those have one above them.
+            assert most - most // 256 - 8 < number <= most, (number, most)
+            assert mine.memory().hbm_used - before.hbm_used <= (most + 16) * PAGE
+            mine.unbind(vm, HUGE, PAGE)
+            mine.bind(vm, page, number * HUGE, PAGE)
+            with Device() as other, raises(errno.ENOSPC):
+                other.bind(other.vm(), other.bo(PAGE), HUGE, PAGE)
+
+    as_user(work)
+    with Device() as dev:
+        assert dev.memory().evictions == before.evictions
+        until(lambda: dev.memory().hbm_used == before.hbm_used, 20, "its tables are free")
 
 
 # ---- All at once ----

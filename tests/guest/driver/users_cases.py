@@ -13,9 +13,9 @@ import sys
 from collections.abc import Callable
 
 import vtpu_raw as raw
-from cases import collector, main, until
+from cases import collector, main
 from userptr_cases import USER, Memory, as_user, libc
-from vtpu_raw import HUGE, PAGE, Device, raises
+from vtpu_raw import PAGE, Device, raises
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
@@ -63,34 +63,6 @@ def count_queues() -> tuple[int, list[Device]]:
 
     files = exhaust(take)
     return taken, files
-
-
-@case
-def a_sixteenth_of_hbm_is_a_users_for_page_tables() -> None:
-    """However thinly it spreads what it maps: nobody else makes room for its tables."""
-    with Device() as dev:
-        before = dev.memory()
-        most = before.hbm_bytes // 16 // PAGE
-
-    def work() -> None:
-        with Device() as mine:
-            vm, page, number = mine.vm(), mine.bo(PAGE), 0
-            with raises(errno.ENOSPC):
-                while number <= most:
-                    number += 1
-                    mine.bind(vm, page, number * HUGE, PAGE)
-            # Each had a table of its own; 512 of those have one above them.
-            assert most - most // 256 - 8 < number <= most, (number, most)
-            assert mine.memory().hbm_used - before.hbm_used <= (most + 16) * PAGE
-            mine.unbind(vm, HUGE, PAGE)
-            mine.bind(vm, page, number * HUGE, PAGE)
-            with Device() as other, raises(errno.ENOSPC):
-                other.bind(other.vm(), other.bo(PAGE), HUGE, PAGE)
-
-    as_user(work)
-    with Device() as dev:
-        assert dev.memory().evictions == before.evictions
-        until(lambda: dev.memory().hbm_used == before.hbm_used, 20, "its tables are free")
 
 
 def close(files: list[Device]) -> None:
