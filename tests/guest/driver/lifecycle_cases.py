@@ -434,9 +434,10 @@ def whatever_is_read_amid_comings_and_goings() -> None:
     """Attributes and debugfs never reach a BAR that is not there."""
     name = pci_device()
     told: set[str] = set()
-    some = {"hbm_used", "busy_time_us", "registers", "queues"}
+    looks = 0
 
     def look() -> None:
+        nonlocal looks
         for path in everything_readable(name):
             try:
                 with open(path, "rb", buffering=0) as file:
@@ -451,19 +452,20 @@ def whatever_is_read_amid_comings_and_goings() -> None:
                     errno.ENODATA,
                     errno.EINVAL,
                 }, (path, error)
+        looks += 1
 
     def disturb() -> None:
-        for turn in range(50):
-            if turn >= 6 and some <= told:
-                break
-            time.sleep(0.2 * raw.PATIENCE)
+        for turn in range(6):
+            # The third to end has begun after the two that were at it when the device came.
+            begun = looks
+            until(lambda begun=begun: looks >= begun + 3, 60, "all is looked at")
             reset("bus" if turn % 2 else "flr")
             Path(DRIVER, "unbind").write_text(name)
             time.sleep(0.05)
             bind(name)
 
     disturbed([look, look, use_jobs], disturb)
-    assert some <= told, told
+    assert {"hbm_used", "busy_time_us", "registers", "queues"} <= told, told
     until(module_is_idle, 10, "nothing holds the module")
     with ExitStack() as stack:
         paths = everything_readable(name)
