@@ -36,6 +36,8 @@ NO_MEMORY = (
     r"kobject_add_internal failed for \S+ \(error: -12",
     r"Failed to add kobject for irq \d+",
     r"debugfs: out of free dentries",
+    r"ioremap memtype_reserve failed -12",
+    r"vtpu .*no MSI-X vectors",
     r"kmemleak: Cannot allocate a scan area",
 )
 
