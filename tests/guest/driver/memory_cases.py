@@ -423,6 +423,12 @@ def cgroup(name: str) -> Iterator[Path]:
         group.rmdir()
 
 
+def leave_room(group: Path, more: int) -> None:
+    """For so many bytes more than it has now."""
+    used = int((group / "memory.current").read_text())
+    (group / "memory.max").write_text(str(used + more))
+
+
 def shmem_of(group: Path) -> int:
     lines = (group / "memory.stat").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith("shmem "))
@@ -451,8 +457,7 @@ def contents_are_charged_to_who_made_the_buffer() -> None:
         with processes([owner]):
             assert os.read(ready[0], 1) == b"r"
             assert shmem_of(group) < MIB
-            used = int((group / "memory.current").read_text())
-            (group / "memory.max").write_text(str(used + size // 2))
+            leave_room(group, size // 2)
             before = dev.memory()
             with raises(errno.ENOMEM):
                 dev.bo(share(dev, 0.75), HBM)
@@ -484,8 +489,7 @@ def a_full_cgroup_is_in_nobody_elses_way() -> None:
 
         with processes([owner]):
             assert os.read(ready[0], 1) == b"r"
-            used = int((group / "memory.current").read_text())
-            (group / "memory.max").write_text(str(used + size // 2))
+            leave_room(group, size // 2)
             newer = dev.bo(size, HBM)
             dev.write(newer, pages_of(3, size))
             for _ in range(2):

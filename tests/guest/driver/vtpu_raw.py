@@ -133,18 +133,20 @@ def ioctl_code(name: str) -> int:
     return _code(direction, ord("d"), number, struct.calcsize("<" + layout))
 
 
-def sync_file_state(fd: int) -> int:
-    """1 signalled, 0 pending, or -errno."""
+def _sync_file_info(fd: int) -> tuple:
     data = bytearray(struct.pack("<32siIIIQ", b"", 0, 0, 0, 0, 0))
     fcntl.ioctl(fd, _code(3, ord(">"), 4, len(data)), data)
-    return struct.unpack("<32siIIIQ", data)[1]
+    return struct.unpack("<32siIIIQ", data)
+
+
+def sync_file_state(fd: int) -> int:
+    """1 signalled, 0 pending, or -errno."""
+    return _sync_file_info(fd)[1]
 
 
 def sync_file_name(fd: int) -> str:
     """As the driver of its fence has it; "detached-..." where newer kernels ask it no more."""
-    data = bytearray(struct.pack("<32siIIIQ", b"", 0, 0, 0, 0, 0))
-    fcntl.ioctl(fd, _code(3, ord(">"), 4, len(data)), data)
-    return data[:32].partition(b"\0")[0].decode()
+    return _sync_file_info(fd)[0].partition(b"\0")[0].decode()
 
 
 @contextmanager
