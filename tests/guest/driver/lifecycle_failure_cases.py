@@ -38,6 +38,8 @@ NO_MEMORY = (
     r"debugfs: out of free dentries",
     r"ioremap memtype_reserve failed -12",
     r"vtpu .*no MSI-X vectors",
+    r"Failed to create a rescuer kthread for wq",
+    r"WARNING: .*remove_proc_entry",  # of an interrupt whose folder could not be made
     r"kmemleak: Cannot allocate a scan area",
 )
 
@@ -85,7 +87,7 @@ def removal() -> None:
         if not Path(DRIVER, name).exists():
             assert leavings(name) == []
             bind(name)
-            faults.not_the_drivers_own()
+        faults.not_the_drivers_own()
 
     with rebound_in_the_end(name), faults.only_below():
         unbind = each_failure(

@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import takewhile
 from pathlib import Path
 
 NOTE = Path(__file__).with_name("watched.json")
@@ -52,6 +53,10 @@ HARMLESS = (
 LOCKDEP = "possible circular locking dependency"
 PCIEHP = ("ctrl->reset_lock", "pci_rescan_remove_lock")
 REPORT_END = "</TASK>"
+
+# A warning's report: the line that says what of is within.
+CUT = "[ cut here ]"
+CUT_END = "[ end trace"
 
 
 @dataclass(frozen=True)
@@ -108,11 +113,26 @@ def judge(before: State, now: State, said: Sequence[Message], expected: Expected
 def _complaint(said: Sequence[Message], expected: Expected) -> list[str]:
     """The first message that nobody expected, and what follows it."""
     known = re.compile("|".join((*HARMLESS, *expected.messages)))
-    said = _without_pciehp(said)
+    said = _without_pciehp(_without_warnings(said, known))
     for at, message in enumerate(said):
         if message.level <= WARNING and not known.search(message.text):
             return ["kernel:", *(m.text for m in said[at : at + SHOWN_LINES])]
     return []
+
+
+def _without_warnings(said: Sequence[Message], known: re.Pattern[str]) -> Sequence[Message]:
+    """One whose line that names it is known goes with all of its report."""
+    left: list[Message] = []
+    at = 0
+    while at < len(said):
+        if CUT in said[at].text:
+            report = list(takewhile(lambda m: CUT_END not in m.text, said[at:]))
+            if any("WARNING: " in m.text and known.search(m.text) for m in report):
+                at += len(report) + 1
+                continue
+        left.append(said[at])
+        at += 1
+    return left
 
 
 def _without_pciehp(said: Sequence[Message]) -> Sequence[Message]:

@@ -85,6 +85,26 @@ def test_what_is_expected_passes_and_nothing_else() -> None:
     assert judge(said=[(4, "nvme queue 3 is over its time limit")], messages=[watch.HANG])
 
 
+WARNING_OF_ANOTHER = [
+    "------------[ cut here ]------------",
+    "name 'node'",
+    "WARNING: CPU: 0 PID: 76 at fs/proc/generic.c:733 remove_proc_entry+0xa2/0x1b0",
+    "Modules linked in: vtpu(O)",
+    "---[ end trace 0000000000000000 ]---",
+]
+
+
+def test_an_expected_warning_goes_with_its_report() -> None:
+    report = [(4, text) for text in WARNING_OF_ANOTHER]
+    expected = [r"WARNING: .*remove_proc_entry"]
+    assert judge(said=report)
+    assert judge(said=report, messages=expected) == []
+    assert judge(said=[*report, (3, STUCK)], messages=expected) == ["kernel:", STUCK]
+    of_the_driver = [(4, text.replace("remove_proc_entry", "vtpu_remove")) for _, text in report]
+    assert judge(said=[*report, *of_the_driver], messages=expected)
+    assert judge(said=report, messages=["Modules linked in"])
+
+
 def test_what_the_machine_says_passes() -> None:
     assert judge(said=[(4, "vtpu: loading out-of-tree module taints kernel.")]) == []
     assert judge(said=[(4, "other: loading out-of-tree module taints kernel.")])
