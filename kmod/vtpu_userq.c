@@ -154,16 +154,19 @@ static void vtpu_userq_watch(struct work_struct *work)
 
 /* ---- Mappings ---- */
 
-/* What is left of a queue reads zero; what is written there is forgotten. */
+/*
+ * What is left of a queue reads zero; what is written there is forgotten. The page
+ * of zeroes that all share is only for who can never make the mapping writable.
+ */
 static vm_fault_t vtpu_userq_fault_revoked(struct vm_fault *vmf, struct vtpu_userq *userq)
 {
 	struct vm_area_struct *vma = vmf->vma;
 	struct page *page = ZERO_PAGE(vmf->address);
 
-	if (vma->vm_flags & VM_WRITE) {
+	if (vma->vm_flags & VM_MAYWRITE) {
 		mutex_lock(&userq->lock);
 		if (!userq->dummy)
-			userq->dummy = alloc_page(GFP_KERNEL | __GFP_ZERO);
+			userq->dummy = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 		page = userq->dummy;
 		mutex_unlock(&userq->lock);
 	}

@@ -457,6 +457,34 @@ def shows_nothing(user: UserQueue) -> None:
 
 
 @case
+def what_is_left_may_be_made_writable() -> None:
+    """By who could only read it when he touched it; everybody's page of zeroes is not."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    libc.mmap.restype = ctypes.c_void_p
+    with Driven() as dev:
+        where = dev.user.where
+        views = [
+            libc.mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, dev.fd, offset)
+            for size, offset in (
+                (where.ring_bytes, where.ring_offset),
+                (PAGE, where.doorbell_offset),
+            )
+        ]
+        dev.user.destroy()
+        assert [ctypes.string_at(view, 8) for view in views] == [bytes(8)] * 2
+        for view in views:
+            assert libc.mprotect(view, PAGE, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+            ctypes.memset(view, 0xDB, PAGE)
+        untouched = mmap.mmap(-1, PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        assert untouched[:] == bytes(PAGE)
+        for view, size in zip(views, (where.ring_bytes, PAGE), strict=True):
+            assert libc.munmap(ctypes.c_void_p(view), ctypes.c_size_t(size)) == 0
+        dev.user.unmap()
+
+
+@case
 def destroyed_while_it_works() -> None:
     """Its mappings lead nowhere, least of all to the hardware's next owner."""
     with Driven(timeout_ms=30000) as dev:
