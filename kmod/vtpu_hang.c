@@ -152,7 +152,9 @@ bool vtpu_hwq_is_hung(struct vtpu_hwq *hwq)
 		return vtpu_command_is_hung(hwq);
 
 	vtpu_progress_update(hwq, 0);
-	waits = vtpu_hwq_ring(hwq)[progress->head % VTPU_RING_ENTRIES].op == VTPU_CMD_WAIT;
+	/* Where HEAD is at the end there is but what the ring had a round ago. */
+	waits = progress->head != READ_ONCE(hwq->tail) &&
+		vtpu_hwq_ring(hwq)[progress->head % VTPU_RING_ENTRIES].op == VTPU_CMD_WAIT;
 	limit = waits ? progress->limit : min(progress->limit, progress->stall);
 	if (!waits && vtpu_others_in_progress(hwq))
 		progress->since = jiffies;

@@ -81,6 +81,19 @@ static void vtpu_fence_finish(struct vtpu_fence *fence, int error)
 	dma_fence_put(&fence->base);
 }
 
+/*
+ * Of no job yet: it is taken back, lest it end one that comes later. The next one
+ * that the device writes is right, or it is a hang.
+ */
+static void vtpu_hwq_distrust_fence(struct vtpu_hwq *hwq, u64 done)
+{
+	struct vtpu_fence *first = list_first_entry(&hwq->inflight, struct vtpu_fence, link);
+
+	drm_err(&hwq->vdev->drm, "queue %u: fence %llu is written, the last job has %llu\n",
+		hwq->index, done, hwq->seq);
+	cmpxchg(hwq->fence_word, cpu_to_le64(done), cpu_to_le64(first->base.seqno - 1));
+}
+
 void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
 {
 	struct vtpu_fence *fence, *next;
@@ -94,6 +107,10 @@ void vtpu_hwq_complete_locked(struct vtpu_hwq *hwq)
 	done = le64_to_cpu(READ_ONCE(*hwq->fence_word));
 	/* What the jobs wrote is seen after the word that says so. */
 	dma_rmb();
+	if (done > hwq->seq) {
+		vtpu_hwq_distrust_fence(hwq, done);
+		return;
+	}
 	list_for_each_entry_safe(fence, next, &hwq->inflight, link) {
 		if (fence->base.seqno > done)
 			break;

@@ -29,7 +29,7 @@ USERPTR_READ_ONLY = 1
 QUEUE_USER = 1
 RING_FENCE, RING_IRQ = 1, 2
 RING_ENTRY = 64
-FAULT_UNMAPPED, FAULT_PROTECTION, FAULT_TRAP = 3, 4, 8
+FAULT_UNMAPPED, FAULT_PROTECTION, FAULT_BUS, FAULT_TRAP, FAULT_ECC = 3, 4, 5, 8, 15
 
 # One instruction each: the opcode, everything else zero.
 HALT = bytes([0x01]).ljust(64, b"\0")
