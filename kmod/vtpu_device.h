@@ -26,8 +26,8 @@
  *   vtpu_hwq.lock        spinlock, interrupts off: jobs in flight, and it is
  *                        the lock of their fences
  *   vtpu_device.users_lock
- *                        what each user holds; under vtpu_file.lock, with none
- *                        of the others
+ *                        what each user holds; none of the others is taken
+ *                        under it
  *
  * Hardware is touched only while it is there and awake: between vtpu_dev_enter()
  * and vtpu_dev_exit(). A job keeps it awake from SUBMIT until it is freed, so what

@@ -77,6 +77,23 @@ static struct vtpu_pt *vtpu_pt_alloc_child(struct vtpu_vm *vm, unsigned int leve
 	return pt;
 }
 
+/* Tables on the way to an address that have nothing in them: a call that failed has made them. */
+void vtpu_pt_prune(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, struct list_head *dead)
+{
+	unsigned int i = vtpu_pt_index(va, pt->level);
+	struct vtpu_pt *child = pt->level ? pt->child[i] : NULL;
+
+	if (!child)
+		return;
+	vtpu_pt_prune(vm, child, va, dead);
+	if (child->used)
+		return;
+	pt->child[i] = NULL;
+	vtpu_pt_set(vm, pt, i, 0);
+	pt->used--;
+	list_add(&child->dead, dead);
+}
+
 /* The table of a level that covers an address, made when there is none. */
 static struct vtpu_pt *vtpu_pt_get(struct vtpu_vm *vm, u64 va, unsigned int level)
 {

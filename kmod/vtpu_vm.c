@@ -43,21 +43,39 @@ static void vtpu_vm_flush(struct vtpu_vm *vm)
 	mutex_unlock(&vdev->reset_lock);
 }
 
-static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
+static void vtpu_vm_free_tables(struct vtpu_vm *vm, struct list_head *dead)
 {
 	struct vtpu_pt *pt, *next;
+
+	list_for_each_entry_safe(pt, next, dead, dead)
+		vtpu_pt_free(vm->vdev, pt);
+}
+
+static void vtpu_vm_clear(struct vtpu_vm *vm, u64 va, u64 end)
+{
 	LIST_HEAD(dead);
 	int idx;
 
 	/* A device that is gone reads no tables; the last put frees them. */
-	if (va == end || !vtpu_dev_enter(vm->vdev, &idx))
+	if (!vtpu_dev_enter(vm->vdev, &idx))
 		return;
 	vtpu_pt_unmap(vm, vm->root, va, end, &dead);
 	vtpu_vm_flush(vm);
 	vtpu_dev_exit(vm->vdev, idx);
+	vtpu_vm_free_tables(vm, &dead);
+}
 
-	list_for_each_entry_safe(pt, next, &dead, dead)
-		vtpu_pt_free(vm->vdev, pt);
+/* Of a mapping that came as far as end: what it has, and the tables that it was to have there. */
+static void vtpu_vm_undo_fill(struct vtpu_vm *vm, u64 va, u64 end)
+{
+	LIST_HEAD(dead);
+
+	vtpu_pt_unmap(vm, vm->root, va, end, &dead);
+	vtpu_pt_prune(vm, vm->root, end, &dead);
+	if (va == end && list_empty(&dead))
+		return;
+	vtpu_vm_flush(vm);
+	vtpu_vm_free_tables(vm, &dead);
 }
 
 /* ---- Mappings ---- */
@@ -117,7 +135,7 @@ static int vtpu_vm_fill(struct vtpu_mapping *mapping, bool again)
 		ret = vtpu_vm_fill_host(mapping, &va, again);
 	}
 	if (ret && !again)
-		vtpu_vm_clear(vm, start, va);
+		vtpu_vm_undo_fill(vm, start, va);
 	wmb();	/* in HBM before any doorbell */
 	vtpu_dev_exit(vm->vdev, idx);
 	return ret;
@@ -225,11 +243,14 @@ static int vtpu_vm_map_once(struct vtpu_vm *vm, struct vtpu_bo *bo,
 		mapping->rights |= VTPU_PTE_EXEC;
 
 	mutex_lock(&bo->lock);
+	/* A job that is being submitted finds it evicted, or is found by vtpu_vm_in_use(). */
+	dma_resv_lock(&vm->resv, NULL);
 	vtpu_bar_lock(vm->vdev);
 	mutex_lock(&vm->lock);
 	ret = vtpu_vm_insert(vm, mapping);
 	mutex_unlock(&vm->lock);
 	vtpu_bar_unlock(vm->vdev);
+	dma_resv_unlock(&vm->resv);
 	mutex_unlock(&bo->lock);
 	return ret;
 }
@@ -448,9 +469,10 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 		goto err_free;
 	vm->root = vtpu_vm_alloc_root(vdev);
 	for (unsigned int i = 0; vm->root == ERR_PTR(-ENOSPC) && i < TABLE_TRIES; i++) {
-		if (vtpu_evict_for(vdev, VTPU_PAGE_BYTES))
+		ret = vtpu_evict_for(vdev, VTPU_PAGE_BYTES);
+		vm->root = ret ? ERR_PTR(ret) : vtpu_vm_alloc_root(vdev);
+		if (ret)
 			break;
-		vm->root = vtpu_vm_alloc_root(vdev);
 	}
 	if (IS_ERR(vm->root)) {
 		ret = PTR_ERR(vm->root);

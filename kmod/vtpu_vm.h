@@ -75,6 +75,7 @@ void vtpu_pt_free(struct vtpu_device *vdev, struct vtpu_pt *pt);
 int vtpu_pt_map(struct vtpu_vm *vm, u64 *va, u64 addr, u64 size, u64 bits, bool again);
 void vtpu_pt_unmap(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, u64 end,
 		   struct list_head *dead);
+void vtpu_pt_prune(struct vtpu_vm *vm, struct vtpu_pt *pt, u64 va, struct list_head *dead);
 
 /* vtpu_vm.c */
 struct vtpu_vm *vtpu_vm_get(struct vtpu_file *vfile, u32 id);
