@@ -9,6 +9,7 @@
 #include <linux/iosys-map.h>
 #include <linux/pagemap.h>
 #include <linux/sched/mm.h>
+#include <linux/sched/signal.h>
 #include <linux/shmem_fs.h>
 #include <drm/drm_cache.h>
 
@@ -79,18 +80,20 @@ static int vtpu_copy_all(struct vtpu_bo *bo, bool save)
 	int ret = 0;
 
 	for (pgoff_t i = 0; i < bo->shmem.base.size >> PAGE_SHIFT && !ret; i++) {
-		ret = vtpu_copy_page(bo, i, save);
+		ret = fatal_signal_pending(current) ? -EINTR : vtpu_copy_page(bo, i, save);
 		cond_resched();
 	}
 	set_active_memcg(caller);
 	return ret;
 }
 
-/* From HBM; under bo->lock, and nothing writes it any more. */
-int vtpu_bo_save(struct vtpu_bo *bo)
+/*
+ * By the buffer's creator, who has it charged, and not when another one needs its
+ * room. It has no pages before it is evicted.
+ */
+int vtpu_bo_contents_init(struct vtpu_bo *bo)
 {
 	struct file *file;
-	int ret;
 
 	file = shmem_file_setup("vtpu", bo->shmem.base.size, VTPU_SHMEM_NORESERVE);
 	if (IS_ERR(file))
@@ -99,10 +102,25 @@ int vtpu_bo_save(struct vtpu_bo *bo)
 	mapping_set_gfp_mask(file->f_mapping,
 			     GFP_HIGHUSER_MOVABLE | __GFP_RETRY_MAYFAIL | __GFP_NOWARN);
 	bo->contents = file;
-	ret = vtpu_copy_all(bo, true);
+	return 0;
+}
+
+void vtpu_bo_contents_fini(struct vtpu_bo *bo)
+{
+	/* At once: the last fput() is put off until the process leaves the kernel. */
+	vtpu_bo_drop_contents(bo);
+	fput(bo->contents);
+}
+
+/* From HBM; under bo->lock, and nothing writes it any more. */
+int vtpu_bo_save(struct vtpu_bo *bo)
+{
+	int ret = vtpu_copy_all(bo, true);
+
 	if (ret)
 		vtpu_bo_drop_contents(bo);
-	return ret;
+	/* Of memory, where it is not overcommitted; it is not HBM that is short. */
+	return ret == -ENOSPC ? -ENOMEM : ret;
 }
 
 /* To the HBM that the buffer has been given. */
@@ -116,8 +134,5 @@ int vtpu_bo_load(struct vtpu_bo *bo)
 
 void vtpu_bo_drop_contents(struct vtpu_bo *bo)
 {
-	/* At once: the last fput() is put off until the process leaves the kernel. */
 	shmem_truncate_range(file_inode(bo->contents), 0, -1);
-	fput(bo->contents);
-	bo->contents = NULL;
 }

@@ -21,6 +21,7 @@
 
 #define DRAIN_MS	200	/* how long a busy address space is held back at once */
 #define DRAIN_TRIES	50	/* and how often, before it is left alone: ENOSPC */
+#define DRAIN_CALLS	1000	/* as when buffers come and go all the time */
 
 /* ---- One buffer; residency_lock is held ---- */
 
@@ -205,10 +206,20 @@ static int vtpu_choose_victims(struct vtpu_device *vdev, u64 size,
 	return found ? 0 : -ENOSPC;
 }
 
-/*
- * One that cannot be saved, since it is its owner's memory cgroup that is full,
- * say, is no candidate any more in this validation; -ENOMEM.
- */
+/* What has the same memory cgroup as one that could not be saved is no candidate any more. */
+static void vtpu_spare_alike(struct vtpu_bo *refused)
+{
+	struct vtpu_device *vdev = vtpu_bo_device(refused);
+	struct vtpu_bo *bo;
+
+	mutex_lock(&vdev->hbm_lock);
+	list_for_each_entry(bo, &vdev->hbm_buffers, hbm_link)
+		if (bo->memcg == refused->memcg)
+			bo->validation = vdev->validation;
+	mutex_unlock(&vdev->hbm_lock);
+}
+
+/* -ENOMEM: one could not be saved, because its creator's memory cgroup is full, say. */
 static int vtpu_evict_list(struct list_head *victims)
 {
 	struct vtpu_bo *bo;
@@ -217,7 +228,7 @@ static int vtpu_evict_list(struct list_head *victims)
 	list_for_each_entry(bo, victims, candidate) {
 		ret = vtpu_bo_evict(bo);
 		if (ret == -ENOMEM)
-			bo->validation = vtpu_bo_device(bo)->validation;
+			vtpu_spare_alike(bo);
 		if (ret)
 			break;
 	}
@@ -379,16 +390,19 @@ static int vtpu_vm_make_resident(struct vtpu_vm *vm)
 /*
  * Calls with residency_lock held, again as long as jobs keep busy what is in
  * the way (-EBUSY), or buffers come and go (-EAGAIN). In between everybody else
- * can go on. It is given up when nothing has changed for a while, not when others
- * were quicker.
+ * can go on. It is given up when nothing has changed for a while, or when others
+ * were quicker every time.
  */
 static int vtpu_with_residency(struct vtpu_device *vdev, int (*function)(void *), void *data)
 {
 	unsigned int tries = 0;
 	long ret;
 
-	while (tries < DRAIN_TRIES) {
+	for (unsigned int calls = 0; tries < DRAIN_TRIES && calls < DRAIN_CALLS; calls++) {
 		u64 settlings = READ_ONCE(vdev->hbm_settlings);
+
+		if (calls && signal_pending(current))
+			return -ERESTARTSYS;
 
 		ret = mutex_lock_interruptible(&vdev->residency_lock);
 		if (ret)

@@ -155,7 +155,7 @@ static const struct drm_gem_object_funcs vtpu_host_bo_funcs = {
 
 struct drm_gem_object *vtpu_gem_create_object(struct drm_device *drm, size_t size)
 {
-	struct vtpu_bo *bo = kzalloc(sizeof(*bo), GFP_KERNEL);
+	struct vtpu_bo *bo = kzalloc(sizeof(*bo), GFP_KERNEL_ACCOUNT);
 
 	if (!bo)
 		return ERR_PTR(-ENOMEM);
@@ -178,8 +178,7 @@ static void vtpu_hbm_bo_free(struct drm_gem_object *obj)
 	else
 		vtpu_hbm_free_locked(vdev, &bo->hbm);
 	mutex_unlock(&vdev->hbm_lock);
-	if (bo->evicted)
-		vtpu_bo_drop_contents(bo);
+	vtpu_bo_contents_fini(bo);
 	mem_cgroup_put(bo->memcg);
 	drm_gem_object_release(obj);
 	if (bo->unplugged)
@@ -192,7 +191,7 @@ static vm_fault_t vtpu_hbm_fault_unplugged(struct vm_fault *vmf, struct vtpu_bo 
 {
 	lockdep_assert_held(&bo->lock);
 	if (!bo->unplugged)
-		bo->unplugged = alloc_page(GFP_KERNEL | __GFP_ZERO);
+		bo->unplugged = alloc_page(GFP_KERNEL_ACCOUNT | __GFP_ZERO);
 	if (!bo->unplugged)
 		return VM_FAULT_OOM;
 	return vmf_insert_pfn_prot(vmf->vma, vmf->address, page_to_pfn(bo->unplugged),
@@ -334,7 +333,7 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	if (size > vdev->hbm_for_buffers)
 		return ERR_PTR(-ENOSPC);
 
-	bo = kzalloc(sizeof(*bo), GFP_KERNEL);
+	bo = kzalloc(sizeof(*bo), GFP_KERNEL_ACCOUNT);
 	if (!bo)
 		return ERR_PTR(-ENOMEM);
 	vtpu_bo_init(bo);
@@ -348,12 +347,15 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	ret = drm_gem_create_mmap_offset(&bo->shmem.base);
 	if (ret)
 		goto err_free;
+	ret = vtpu_bo_contents_init(bo);
+	if (ret)
+		goto err_free;
 	bo->memcg = get_mem_cgroup_from_mm(current->mm);
 	bo->last_use = atomic64_inc_return(&vdev->uses);
 	bo->raw = true;
 	ret = vtpu_bo_place(bo);
 	if (ret)
-		goto err_free;
+		goto err_contents;
 	vtpu_bar_lock(vdev);
 	ret = vtpu_hbm_clear(vdev, &bo->hbm);
 	vtpu_bar_unlock(vdev);
@@ -368,8 +370,10 @@ static struct vtpu_bo *vtpu_hbm_bo_create(struct vtpu_device *vdev, size_t size)
 	drm_gem_object_put(&bo->shmem.base);
 	return ERR_PTR(ret);
 
-err_free:
+err_contents:
 	mem_cgroup_put(bo->memcg);
+	vtpu_bo_contents_fini(bo);
+err_free:
 	drm_gem_object_release(&bo->shmem.base);
 	vtpu_bo_fini(bo);
 	kfree(bo);

@@ -36,7 +36,7 @@ struct vtpu_bo {
 	 */
 	bool evicted;
 	struct drm_mm_node hbm;		/* unless evicted */
-	struct file *contents;		/* if evicted: shmem, so that it can be swapped out */
+	struct file *contents;		/* while evicted: shmem, so that it can be swapped out */
 	struct mem_cgroup *memcg;	/* the creator's, charged for the contents */
 
 	struct list_head hbm_link;	/* vdev->hbm_buffers; hbm_lock */
@@ -64,6 +64,8 @@ static inline bool vtpu_bo_is_hbm(const struct vtpu_bo *bo)
 int vtpu_bo_save(struct vtpu_bo *bo);
 int vtpu_bo_load(struct vtpu_bo *bo);
 void vtpu_bo_drop_contents(struct vtpu_bo *bo);
+int vtpu_bo_contents_init(struct vtpu_bo *bo);
+void vtpu_bo_contents_fini(struct vtpu_bo *bo);
 
 /* vtpu_evict.c */
 int vtpu_evict_for(struct vtpu_device *vdev, u64 size);
