@@ -255,7 +255,7 @@ static int vtpu_init_dma(struct vtpu_device *vdev)
 	struct device *dev = vdev->drm.dev;
 
 	dma_set_max_seg_size(dev, UINT_MAX);
-	return dma_set_mask_and_coherent(dev, DMA_BIT_MASK(64));
+	return dma_set_mask_and_coherent(dev, VTPU_PTE_ADDR_MASK | (VTPU_PAGE_BYTES - 1));
 }
 
 /* What the last user of the device left running may not write any more. */
@@ -270,7 +270,8 @@ static int vtpu_start(struct vtpu_device *vdev)
 
 static int vtpu_alloc_vectors(struct vtpu_device *vdev)
 {
-	u32 num = min_t(u32, vtpu_read(vdev, VTPU_REG_NUM_MSIX), 1 + vdev->num_queues);
+	u32 num = min3(vtpu_read(vdev, VTPU_REG_NUM_MSIX), 1 + vdev->num_queues,
+		       (u32)ARRAY_SIZE(vdev->vectors));
 	int ret = pci_alloc_irq_vectors(to_pci_dev(vdev->drm.dev), 1, num, PCI_IRQ_MSIX);
 
 	if (ret < 0)
@@ -388,6 +389,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 		vtpu_sriov_configure(pdev, 0);
 	vtpu_stop(vdev);
 	drm_dev_unplug(&vdev->drm);
+	vtpu_pm_gone(vdev);
 	vtpu_reset_fini(vdev);
 	vtpu_gem_unmap_dma(vdev);
 	vtpu_userq_drop_all_pages(vdev);

@@ -93,6 +93,8 @@ static void vtpu_reset_prepare(struct pci_dev *pdev)
 
 	vtpu_bar_close(vdev);
 	mutex_lock(&vdev->reset_lock);
+	/* Who is told that a job has ended may use the job's memory at once. */
+	pci_clear_master(pdev);
 	vtpu_device_lose(vdev, -ENODEV);
 	vtpu_reset_hide_locks(vdev);
 }
@@ -107,7 +109,6 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 	/* To a virtual function it means that it may get another owner. */
 	if (pdev->is_virtfn)
 		vtpu_vm_lose_all(vdev);
-	pci_set_master(pdev);
 	/* With the jobs that have come meanwhile. */
 	atomic64_inc(&vdev->device_resets);
 	vtpu_device_restart(vdev);
@@ -172,6 +173,9 @@ static pci_ers_result_t vtpu_slot_reset(struct pci_dev *pdev)
 
 	pci_load_saved_state(pdev, vdev->pci_state);
 	pci_restore_state(pdev);
+	/* The state is that of a device at work; it is that once it was started. */
+	if (READ_ONCE(vdev->wedged))
+		pci_clear_master(pdev);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 

@@ -166,10 +166,19 @@ static void vtpu_quiesce(struct vtpu_device *vdev)
 		drm_warn(&vdev->drm, "jobs are lost: the machine is about to sleep\n");
 
 	mutex_lock(&vdev->reset_lock);
+	/* Who is told that a job has ended may use the job's memory at once. */
+	pci_clear_master(to_pci_dev(vdev->drm.dev));
 	vtpu_device_lose(vdev, -ENODEV);
-	if (!vdev->wedged)
-		vtpu_hw_start(vdev);
+	if (!vdev->wedged && vtpu_hw_start(vdev))
+		vtpu_device_give_up(vdev);
 	mutex_unlock(&vdev->reset_lock);
+}
+
+static void vtpu_schedulers_start(struct vtpu_device *vdev)
+{
+	WRITE_ONCE(vdev->asleep, false);
+	for (unsigned int i = 0; i < vdev->num_queues; i++)
+		drm_sched_wqueue_start(&vdev->hwq[i]->sched);
 }
 
 static void vtpu_wake(struct vtpu_device *vdev)
@@ -180,10 +189,14 @@ static void vtpu_wake(struct vtpu_device *vdev)
 	mutex_unlock(&vdev->reset_lock);
 	/* Queues are enabled by now, but have nothing to do. */
 	vtpu_save_restore(vdev);
+	vtpu_schedulers_start(vdev);
+}
 
-	WRITE_ONCE(vdev->asleep, false);
-	for (unsigned int i = 0; i < vdev->num_queues; i++)
-		drm_sched_wqueue_start(&vdev->hwq[i]->sched);
+/* Unplugged while the machine slept, and so never woken: what is in line ends now. */
+void vtpu_pm_gone(struct vtpu_device *vdev)
+{
+	if (vdev->asleep)
+		vtpu_schedulers_start(vdev);
 }
 
 static int vtpu_freeze(struct device *dev)

@@ -12,6 +12,7 @@ extern const struct dev_pm_ops vtpu_pm_ops;
 int vtpu_pm_init(struct vtpu_device *vdev);
 void vtpu_pm_start(struct vtpu_device *vdev);
 void vtpu_pm_stop(struct vtpu_device *vdev);
+void vtpu_pm_gone(struct vtpu_device *vdev);
 int vtpu_pm_get(struct vtpu_device *vdev);
 void vtpu_pm_put(struct vtpu_device *vdev);
 

@@ -87,7 +87,8 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 	}
 }
 
-static void vtpu_device_give_up(struct vtpu_device *vdev)
+/* For good, but for a reset of the function; reset_lock is held. */
+void vtpu_device_give_up(struct vtpu_device *vdev)
 {
 	drm_err(&vdev->drm, "the device is lost\n");
 	/* First: it may not write into memory that its clients then give back. */
@@ -215,6 +216,8 @@ void vtpu_device_restart(struct vtpu_device *vdev)
 		vtpu_device_give_up(vdev);
 		return;
 	}
+	/* Not before it does nothing: it may have been given up while it wrote. */
+	pci_set_master(to_pci_dev(vdev->drm.dev));
 	vtpu_vm_restore(vdev);
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
 		struct vtpu_hwq *hwq = vdev->hwq[i];

@@ -12,6 +12,7 @@ void vtpu_hwq_force_off(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 void vtpu_hwq_hang(struct vtpu_hwq *hwq);
 void vtpu_device_stop_running(struct vtpu_device *vdev);
 void vtpu_device_lose(struct vtpu_device *vdev, int error);
+void vtpu_device_give_up(struct vtpu_device *vdev);
 void vtpu_device_restart(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 

@@ -4,7 +4,8 @@
  *
  * Every structure is 64-bit aligned and the same for 32-bit processes. Padding
  * and unknown flags must be zero, or the call fails with EINVAL. Structures
- * grow only by appending. Handles, VMs and queues belong to the open file and
+ * grow only by appending, but for the elements of arrays, whose layout a new flag
+ * of the call would change. Handles, VMs and queues belong to the open file and
  * die with it.
  */
 #ifndef _UAPI_VTPU_ACCEL_H_
