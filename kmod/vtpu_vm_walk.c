@@ -5,6 +5,7 @@
  */
 
 #include <linux/highmem.h>
+#include <linux/sched/signal.h>
 #include <drm/drm_print.h>
 
 #include "vtpu_device.h"
@@ -83,24 +84,23 @@ static void vtpu_walk_unlock(struct vtpu_vm *vm, int idx)
 	vtpu_bar_unlock(vm->vdev);
 }
 
-/*
- * The first range at or behind an address; ENOENT when nothing is mapped there.
- * A long one is given in parts, so that no lock is held for long.
- */
-int vtpu_vm_next_range(struct vtpu_vm *vm, u64 va, struct vtpu_range *range)
+/* As below; -EAGAIN: there is none yet, look on from *from. */
+static int vtpu_vm_range_from(struct vtpu_vm *vm, u64 *from, struct vtpu_range *range)
 {
 	struct vtpu_mapping *mapping;
-	u64 pte = 0, end, next, stop;
+	u64 va = *from, pte = 0, end, next, stop;
 	int ret, idx;
 
 	ret = vtpu_walk_lock(vm, &idx);
 	if (ret)
 		return ret;
-	for (end = va; end < VTPU_VA_END && !pte;) {
+	end = va;
+	for (unsigned int step = 0; end < VTPU_VA_END && !pte && step < MAX_STEPS; step++) {
 		va = end;
 		pte = vtpu_walk(vm, va, &end);
 	}
-	ret = -ENOENT;
+	*from = end;
+	ret = end < VTPU_VA_END ? -EAGAIN : -ENOENT;
 	if (!pte)
 		goto unlock;
 
@@ -126,6 +126,20 @@ int vtpu_vm_next_range(struct vtpu_vm *vm, u64 va, struct vtpu_range *range)
 	ret = 0;
 unlock:
 	vtpu_walk_unlock(vm, idx);
+	return ret;
+}
+
+/*
+ * The first range at or behind an address; ENOENT when nothing is mapped there.
+ * A long one is given in parts, so that no lock is held for long.
+ */
+int vtpu_vm_next_range(struct vtpu_vm *vm, u64 va, struct vtpu_range *range)
+{
+	int ret;
+
+	do {
+		ret = vtpu_vm_range_from(vm, &va, range);
+	} while (ret == -EAGAIN && !fatal_signal_pending(current));
 	return ret;
 }
 
