@@ -14,12 +14,14 @@ import errno
 import faulthandler
 import json
 import mmap
+import operator
 import os
 import signal
 import threading
 import time
 import traceback
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import vtpu_raw as raw
@@ -154,25 +156,28 @@ def module_is_idle() -> bool:
 
 # ---- Disturbed ----
 
+ENDS = (1, -errno.ENODEV, -errno.ECANCELED)  # what a job's fence may say amid resets
 GONE = {errno.ENODEV, errno.ENOENT, errno.EIO, errno.ENXIO}
 
 
+@contextmanager
 def disturbed(
-    uses: Sequence[Callable[[], None]],
-    disturb: Callable[[], None],
-    excuses: Collection[int] = GONE,
-) -> None:
-    """Threads use the device again and again, each in its way, until disturb() is done.
+    uses: Sequence[Callable[[], None]], excuses: Collection[int] = GONE
+) -> Iterator[Callable[[], None]]:
+    """Threads use the device again and again, each in its way, while the block disturbs them.
 
-    A use that ends with one of these errors, as when the device is not there, begins anew.
+    A use that ends with one of these errors, as when the device is not there, begins anew. The
+    block gets a function that waits until each of them has been served from beginning to end.
     """
     stop = threading.Event()
     problems: list[str] = []
+    served = [0] * len(uses)
 
-    def user(use: Callable[[], None]) -> None:
+    def user(number: int) -> None:
         while not stop.is_set():
             try:
-                use()
+                uses[number]()
+                served[number] += 1
             except OSError as error:
                 if error.errno not in excuses:
                     problems.append(traceback.format_exc())
@@ -181,11 +186,17 @@ def disturbed(
             except BaseException:
                 problems.append(traceback.format_exc())
 
-    users = [threading.Thread(target=user, args=(use,)) for use in uses]
+    def all_are_served() -> None:
+        # The second from now on has begun after this.
+        goals = [count + 2 for count in served]
+        until(lambda: bool(problems) or all(map(operator.ge, served, goals)), 60, "all are served")
+        assert not problems, problems[0]
+
+    users = [threading.Thread(target=user, args=(number,)) for number in range(len(uses))]
     for thread in users:
         thread.start()
     try:
-        disturb()
+        yield all_are_served
     finally:
         stop.set()
         for thread in users:
@@ -200,15 +211,13 @@ def rebinding_amid(use: Callable[[], None], threads: int, times: int) -> None:
     """
     name = pci_device()
 
-    def rebind() -> None:
-        for _ in range(max(2, times // raw.PATIENCE)):
-            time.sleep(0.15)
-            Path(DRIVER, "unbind").write_text(name)
-            time.sleep(0.05)
-            Path(DRIVER, "bind").write_text(name)
-
     try:
-        disturbed([use] * threads, rebind)
+        with disturbed([use] * threads) as served:
+            for _ in range(max(2, times // raw.PATIENCE)):
+                served()
+                Path(DRIVER, "unbind").write_text(name)
+                time.sleep(0.05)
+                Path(DRIVER, "bind").write_text(name)
     finally:
         # Once more with every file closed, so that the node has its first number.
         try:

@@ -19,7 +19,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import vtpu_raw as raw
-from cases import DRIVER, VA, Setup, collector, main, pci_device, rebinding_amid
+from cases import DRIVER, ENDS, VA, Setup, collector, main, pci_device, rebinding_amid
 from userptr_cases import Memory, pinned
 from vtpu_raw import HBM, HUGE, PAGE, READ, SYNC_SIGNAL, Device, raises
 from watch import expects
@@ -279,7 +279,7 @@ def memory_of_all_kinds_amid_unbinds() -> None:
             open_files.callback(os.close, fd)
             for handle in (dev.userptr(area.addr, area.size), import_(dev, fd)):
                 dev.bind(dev.vm_id, handle, AREA, 8 * PAGE)
-                dev.finish(dev.queue_id, [raw.fill(AREA, 8 * PAGE, 1)])
+                assert dev.finish(dev.queue_id, [raw.fill(AREA, 8 * PAGE, 1)]) in ENDS
                 dev.unbind(dev.vm_id, AREA, 8 * PAGE)
             for handle in (dev.host, dev.hbm):
                 shared = export(dev, handle)

@@ -101,6 +101,11 @@ class Innocent(Setup):
         self.host_map[8] = 1
 
 
+def is_bus_master() -> bool:
+    config = Path("/sys/bus/pci/devices", pci_device(), "config").read_bytes()
+    return bool(config[4] & 4)
+
+
 class Guilty(Setup):
     """A file whose queue runs a program without end, and is ended by hand."""
 
@@ -423,15 +428,14 @@ def submissions_amid_resets() -> None:
     with Innocent() as one, Innocent() as two, Innocent() as held:
         before = held.resets()
 
-        def resets() -> None:
+        with disturbed([lambda: batch(one)(), lambda: batch(two)()], excuses=()) as served:
             for _ in range(rounds):
                 held.host_map[8] = 0
                 came_through = batch(held, raw.wait(held.host_va + 8, 1))
                 debugfs("reset_device").write_text("1")
                 held.let_go()
                 came_through()
-
-        disturbed([lambda: batch(one)(), lambda: batch(two)()], resets, excuses=())
+                served()
         after = held.resets()
         assert after.device_resets == before.device_resets + rounds
         assert after.jobs_replayed >= before.jobs_replayed + rounds
@@ -539,7 +543,10 @@ def a_device_that_does_not_stop_is_given_up() -> None:
     events = Uevents()
     with Setup(timeout_ms=300) as dev, Innocent() as other, Driven() as third:
         held = Job(other, other.queue_id, [raw.wait(other.host_va + 8, 1)])
+        idle = other.queue(other.vm_id)
+        assert is_bus_master()
         hang(dev, lambda: bool(dev.resets().wedged))
+        assert not is_bus_master()
         assert held.over() == -errno.ENODEV
         assert events.next_wedged() == "bus-reset"
         assert other.state(other.queue_id).status == raw.LOST
@@ -547,6 +554,11 @@ def a_device_that_does_not_stop_is_given_up() -> None:
         assert dev.resets().wedged == 1
         with raises(errno.EIO):
             dev.queue(dev.vm_id)
+        # What had nothing in flight takes nothing; what it had mapped can be given back.
+        assert Job(other, idle, [raw.nop()]).over() == -errno.ECANCELED
+        assert other.state(idle).status == raw.LOST
+        other.unbind(other.vm_id, other.hbm_va, other.size)
+        other.close_bo(other.hbm)
 
 
 @case

@@ -22,6 +22,7 @@ from pathlib import Path
 import vtpu_raw as raw
 from cases import (
     DRIVER,
+    ENDS,
     FOLDER,
     MODULE,
     Setup,
@@ -42,7 +43,6 @@ from watch import HANG, PROBE_FAILED, expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
-LOST = (1, -errno.ENODEV, -errno.ECANCELED)  # what a job's fence may say amid resets
 FAIL_PROBE = Path("/sys/module/vtpu/parameters/fail_probe")
 
 
@@ -239,7 +239,7 @@ def use_jobs() -> None:
             mark = number * 0x01010101
             copy = raw.copy(dev.host_va, dev.hbm_va, 8)
             done = dev.finish(dev.queue_id, [raw.fill(dev.hbm_va, 8, mark), copy])
-            assert done in LOST, done
+            assert done in ENDS, done
             if done != 1:
                 return
             assert dev.host_map[0] == number
@@ -262,7 +262,7 @@ def use_memory() -> None:
         assert view[:] == bytes(size), "not zero"
         view[:] = pattern
         done = dev.finish(dev.queue_id, [raw.copy(dev.host_va, AREA + size - PAGE, PAGE)])
-        assert done in LOST, done
+        assert done in ENDS, done
         assert done != 1 or dev.host_map[:PAGE] == pattern[:PAGE], "the device saw something else"
         assert view[:] == pattern, "not kept"
         dev.unbind(dev.vm_id, AREA, size)
@@ -335,12 +335,11 @@ def resets_of_each_kind_amid_everything() -> None:
     kept = Kept()
     before = kept.dev.resets().device_resets
 
-    def disturb() -> None:
+    with disturbed(USES) as served:
         for method in ["flr", "bus"] * 3:
-            time.sleep(0.3)
+            served()
             reset(method)
-
-    disturbed(USES, disturb)
+        served()
     kept.check()
     with Device() as dev:
         assert dev.resets().device_resets == before + 6
@@ -434,10 +433,8 @@ def whatever_is_read_amid_comings_and_goings() -> None:
     """Attributes and debugfs never reach a BAR that is not there."""
     name = pci_device()
     told: set[str] = set()
-    looks = 0
 
     def look() -> None:
-        nonlocal looks
         for path in everything_readable(name):
             try:
                 with open(path, "rb", buffering=0) as file:
@@ -452,19 +449,15 @@ def whatever_is_read_amid_comings_and_goings() -> None:
                     errno.ENODATA,
                     errno.EINVAL,
                 }, (path, error)
-        looks += 1
 
-    def disturb() -> None:
+    with disturbed([look, look, use_jobs]) as served:
         for turn in range(6):
-            # The third to end has begun after the two that were at it when the device came.
-            begun = looks
-            until(lambda begun=begun: looks >= begun + 3, 60, "all is looked at")
+            served()
             reset("bus" if turn % 2 else "flr")
             Path(DRIVER, "unbind").write_text(name)
             time.sleep(0.05)
             bind(name)
-
-    disturbed([look, look, use_jobs], disturb)
+        served()
     assert {"hbm_used", "busy_time_us", "registers", "queues"} <= told, told
     until(module_is_idle, 10, "nothing holds the module")
     with ExitStack() as stack:
@@ -495,12 +488,11 @@ def time_limits_race_with_ends() -> None:
             if rng.random() < 0.5:
                 dev.call("queue_destroy", queue_id=other)
 
-    def disturb() -> None:
+    with disturbed([use] * 4) as served:
         for _ in range(6):
-            time.sleep(0.4)
+            served()
             reset()
-
-    disturbed([use] * 4, disturb)
+        served()
     works()
 
 
@@ -519,7 +511,9 @@ def timers_race_with_queues_that_end() -> None:
                 time.sleep(rng.uniform(0, 0.02))
                 dev.call("queue_destroy", queue_id=queue)
 
-    disturbed([use] * 3, lambda: time.sleep(5))
+    with disturbed([use] * 3) as served:
+        for _ in range(3):
+            served()
     works()
 
 
@@ -602,13 +596,12 @@ def held_when_it_goes(pull: bool) -> None:
     for thread in threads:
         thread.start()
 
-    def going() -> None:
+    with disturbed([use_jobs, use_a_user_queue]) as served:
+        served()
         print("ready", flush=True)
         if pull:
             pull_out(port)
         until(lambda: is_gone(dev), 60, "the device is gone")
-
-    disturbed([use_jobs, use_a_user_queue], going)
     for thread in threads:
         thread.join(30)
         assert not thread.is_alive(), ends
@@ -635,11 +628,11 @@ def everything_until_told() -> None:
     told = Path(FOLDER, "enough")
     told.unlink(missing_ok=True)
 
-    def disturb() -> None:
+    with disturbed(USES) as served:
+        served()
         print("ready", flush=True)
         until(told.exists, 300, "the end")
-
-    disturbed(USES, disturb)
+        served()
     kept.check()
     works()
     print("survived", flush=True)
@@ -662,11 +655,9 @@ def into_the_next_kernel() -> None:
     dev.user.put(raw.wait(dev.host_va + 64, 1))
     dev.user.ring_doorbell()
 
-    def leave() -> None:
-        time.sleep(0.5)
+    with disturbed(USES) as served:
+        served()
         libc.reboot(REBOOT_KEXEC)
-
-    disturbed(USES, leave)
     raise OSError(ctypes.get_errno(), "reboot")
 
 

@@ -184,12 +184,11 @@ def it_naps_between_uses() -> None:
             time.sleep(random.random() / 50)
             assert int.from_bytes(other.hbm_map[:4], "little") == fill
 
-        def naps() -> None:
+        with disturbed([touch, job]) as served:
             for _ in range(20):
                 asleep = milliseconds("suspended")
                 until(lambda asleep=asleep: milliseconds("suspended") > asleep, 20, "it sleeps")
-
-        disturbed([touch, job], naps)
+            served()
 
 
 # ---- While the machine sleeps ----

@@ -20,6 +20,7 @@ from pathlib import Path
 import vtpu_raw as raw
 from cases import (
     DRIVER,
+    ENDS,
     MODULE,
     VA,
     Setup,
@@ -87,7 +88,7 @@ def unbind_and_bind_amid_a_storm() -> None:
         with Setup() as dev:
             dev.hbm_map[0] = 1
             for _ in range(5):
-                dev.finish(dev.queue_id, [raw.fill(dev.hbm_va, 8, 1)])
+                assert dev.finish(dev.queue_id, [raw.fill(dev.hbm_va, 8, 1)]) in ENDS
 
     rebinding_amid(use, threads=4, times=8)
     with Setup() as dev:
