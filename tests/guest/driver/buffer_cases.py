@@ -191,6 +191,10 @@ def vm_bind_errors() -> None:
         for va, size in ((VA, PAGE), (VA + PAGE, PAGE), (VA, 3 * PAGE), (VA - PAGE, 3 * PAGE)):
             with raises(errno.ENOENT):
                 dev.unbind(vm, va, size)
+        for name, value in (("handle", bo), ("flags", READ), ("bo_offset", PAGE), ("op", 2)):
+            unmap = {"vm_id": vm, "op": raw.UNMAP, "va": VA, "size": 2 * PAGE}
+            with raises(errno.EINVAL):
+                dev.call("vm_bind", **{**unmap, name: value})
         dev.unbind(vm, VA, 2 * PAGE)
         with raises(errno.ENOENT):
             dev.unbind(vm, VA, 2 * PAGE)

@@ -32,7 +32,7 @@ from power_cases import falls_asleep, light_sleeper, tell
 from userptr_cases import Memory, pinned
 from userq_cases import Driven
 from vtpu_raw import HBM, HUGE, PAGE, READ, SYNC_SIGNAL, SYNC_TIMELINE, WRITE, Device, UserQueue
-from watch import Expected, expects
+from watch import HANG, Expected, expects
 
 CASES: dict[str, Callable[[], None]] = {}
 collect = collector(CASES)
@@ -302,6 +302,22 @@ def jobs() -> None:
 
         assert each_failure(submit, finished)
         dev.finish_ok([dev.run(raw.HALT)])
+
+
+@case
+@expects(HANG)
+def what_serves_jobs_needs_no_memory() -> None:
+    """The driver's own threads start them, look after them and end the one that hangs."""
+    with nothing_left():
+        for function in ("vtpu_run_job", "vtpu_timedout_job", "vtpu_userq_watch"):
+            with Driven() as dev, faults.every_nth_below(function, slab=1, page=1):
+                hangs = dev.queue(dev.vm_id, 300)
+                for number in range(50):
+                    dev.finish_ok([raw.fill(dev.hbm_va, 8, number)])
+                    dev.user.finish(raw.nop())
+                assert dev.finish(hangs, [dev.run(raw.LOOP)]) == -errno.ETIMEDOUT
+                dev.finish_ok([raw.copy(dev.host_va, dev.hbm_va, 8)])
+                dev.user.finish(raw.nop())
 
 
 @case

@@ -8,14 +8,16 @@ import errno
 import mmap
 import os
 import signal
+import struct
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 
 import vtpu_raw as raw
-from cases import VA, Setup, child_of, collector, main, module_is_idle, until
+from cases import VA, Setup, child_of, collector, main, module_is_idle, pci_device, until
 from vtpu_raw import HBM, HUGE, PAGE, SYNC_SIGNAL, SYNC_TIMELINE, Device, raises
 
 CASES: dict[str, Callable[[], None]] = {}
@@ -197,27 +199,94 @@ def padding_must_be_zero() -> None:
             dev.call("dev_query", query=0, size=48, data=1 << 62)
 
 
+class AtTheEnd:
+    """Memory that ends where nothing is mapped."""
+
+    def __init__(self) -> None:
+        self.libc = ctypes.CDLL(None, use_errno=True)
+        self.libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
+        self.libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+        self._area = mmap.mmap(-1, 2 * PAGE)
+        self.end = ctypes.addressof(ctypes.c_char.from_buffer(self._area)) + PAGE
+        assert self.libc.mprotect(self.end, PAGE, 0) == 0
+
+    def put(self, data: bytes) -> int:
+        """Where it is, so that it ends there."""
+        ctypes.memmove(self.end - len(data), data, len(data))
+        return self.end - len(data)
+
+    def ioctl(self, dev: Device, code: int, at: int) -> int:
+        """0 or the error."""
+        return ctypes.get_errno() if self.libc.ioctl(dev.fd, code, at) else 0
+
+
 @case
 def arguments_across_an_unmapped_page() -> None:
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.ioctl.argtypes = [ctypes.c_int, ctypes.c_ulong, ctypes.c_void_p]
-    libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    area = mmap.mmap(-1, 2 * PAGE)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(area))
-    assert libc.mprotect(start + PAGE, PAGE, 0) == 0
+    memory = AtTheEnd()
     with Device() as dev:
         for name in raw.IOCTLS:
-            for place in (start + PAGE, start + PAGE - 4, 0, 8):
-                got = libc.ioctl(dev.fd, raw.ioctl_code(name), place)
-                assert got == -1 and ctypes.get_errno() == errno.EFAULT, (name, place - start)
+            for place in (memory.end, memory.end - 4, 0, 8):
+                assert memory.ioctl(dev, raw.ioctl_code(name), place) == errno.EFAULT, (name, place)
         used = {number for _, number, *_ in raw.IOCTLS.values()}
+        zeros = memory.put(bytes(64))
         for number in {*range(0x40, 0xA0)} - used:
-            got = libc.ioctl(dev.fd, raw._code(3, ord("d"), number, 16), start)
-            assert got == -1 and ctypes.get_errno() == errno.EINVAL, number
-        # A caller whose structures are shorter or longer than the driver's.
-        for size in (4, 8, 64):
-            got = libc.ioctl(dev.fd, raw._code(3, ord("d"), 0x44, size), start)
-            assert got in (0, -1)
+            got = memory.ioctl(dev, raw._code(3, ord("d"), number, 16), zeros)
+            assert got == errno.EINVAL, number
+
+
+@case
+def structures_of_another_size() -> None:
+    """A caller that was compiled against an older header, or a newer one."""
+    memory = AtTheEnd()
+    with Device() as dev:
+
+        def call(name: str, size: int, data: bytes) -> bytes:
+            at = memory.put(data)
+            assert memory.ioctl(dev, raw._code(3, ord("d"), raw.IOCTLS[name][1], size), at) == 0
+            return ctypes.string_at(at, len(data))
+
+        # Nothing is written behind what the caller has.
+        assert call("vm_create", 4, bytes(4) + b"\xff" * 4)[4:] == b"\xff" * 4
+        vm = int.from_bytes(call("vm_create", 64, bytes(64))[4:8], "little")
+        # Before there was stall_ms, the time limit was all.
+        call("queue_create", 20, struct.pack("<5I", vm, 1, 0, 700, 0))
+        queues = Path("/sys/kernel/debug/accel", pci_device(), "queues").read_text()
+        assert "timeout 700 ms, stall 700 ms" in queues, queues
+
+
+@case
+def arrays_that_end_at_an_unmapped_page() -> None:
+    """What is there is enough; one element more is EFAULT, and nothing was done."""
+    memory = AtTheEnd()
+    with Setup() as dev:
+        command, sync = "IIQQQQQ", "IIQ"
+        one = raw.words(command, *raw.nop())
+        done = dev.syncobj()
+        ends = struct.pack("<" + sync, done, SYNC_SIGNAL, 0)
+        job = {"queue_id": dev.queue_id, "cmds": raw.buffer_address(one), "num_cmds": 1}
+        read = {"queue_id": dev.queue_id}
+        arrays = [
+            ("submit", job, "cmds", "num_cmds", bytes(one)),
+            ("submit", job, "syncs", "num_syncs", ends),
+            ("perfmon", read, "counters", "num_counters", struct.pack("<IIQ", 1, 0, 0)),
+        ]
+        for name, values, array, count, element in arrays:
+            at = memory.put(element)
+            dev.call(name, **{**values, array: at, count: 1})
+            with raises(errno.EFAULT):
+                dev.call(name, **{**values, array: at, count: 2})
+            with raises(errno.EFAULT):
+                dev.call(name, **{**values, array: memory.end, count: 1})
+            with raises(errno.EFAULT):
+                dev.call(name, **{**values, array: 1 << 62, count: 1})
+        dev.wait(done)
+        dev.finish_ok([raw.nop()])
+        assert dev.state(dev.queue_id).completed == 3
+        # An answer that has no room, and one that has just enough.
+        info = struct.calcsize("<IIQIIIIQQ")
+        dev.call("dev_query", query=0, size=info, data=memory.put(bytes(info)))
+        with raises(errno.EFAULT):
+            dev.call("dev_query", query=0, size=info, data=memory.end - info + 1)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,13 @@ import time
 from collections.abc import Callable
 
 import vtpu_raw as raw
-from cases import VA, Setup, collector, counting, long_matmul, main
+from cases import VA, Setup, collector, counting, long_matmul, main, until
 from vtpu_raw import HBM, HUGE, PAGE, READ, SYNC_SIGNAL, SYNC_TIMELINE, WRITE, Device, raises
 from watch import HANG, HELD_UP, expects
 
 CASES: dict[str, Callable[[], None]] = {}
 case = collector(CASES)
+QUEUE_BUSY_NS = 1  # a counter
 
 
 # ---- Queues ----
@@ -246,6 +247,41 @@ def bo_wait() -> None:
             dev.call("bo_wait", handle=dev.hbm, pad=1)
         with raises(errno.ENOENT):
             dev.call("bo_wait", handle=999)
+
+
+@case
+def bo_wait_for_all_address_spaces() -> None:
+    with Setup() as dev:
+        vm = dev.vm()
+        queue = dev.queue(vm)
+        dev.bind(vm, dev.host, dev.host_va, dev.size)
+        dev.bind(vm, dev.hbm, dev.hbm_va, dev.size)
+        for number, line in enumerate((dev.queue_id, queue)):
+            dev.submit(line, [raw.wait(dev.hbm_va + 8 * number, 1)])
+        for number in range(2):
+            with raises(errno.ETIMEDOUT):
+                dev.call("bo_wait", handle=dev.host, timeout_ns=raw.absolute(0.05))
+            dev.hbm_map[8 * number] = 1
+        dev.call("bo_wait", handle=dev.host, timeout_ns=raw.absolute(20))
+
+
+@case
+def priorities_share_the_time() -> None:
+    """64 : 1, of two that always have work; by the device's clock."""
+    with Setup(timeout_ms=60000) as dev:
+        loop = dev.run(raw.LOOP)
+        low, high = (dev.queue(dev.vm_id, 60000, priority=priority) for priority in (0, 2))
+
+        def busy() -> tuple[int, int]:
+            return dev.counters(low, [QUEUE_BUSY_NS])[0], dev.counters(high, [QUEUE_BUSY_NS])[0]
+
+        for queue in (low, high):
+            dev.submit(queue, [loop])
+        until(lambda: busy()[1] > 0, 20, "both have work")
+        before = busy()
+        until(lambda: busy()[0] > before[0] + 5_000_000, 60, "the low one has its turns")
+        after = busy()
+        assert after[1] - before[1] > 16 * (after[0] - before[0]), (before, after)
 
 
 # ---- Faults and hangs ----

@@ -236,8 +236,10 @@ def sixty_four_processes() -> None:
         assert not any(statuses), statuses
         # Until the last had done its part the others did not do many times as much.
         assert sum(done) / PROCESSES <= 8 * EACH, sorted(done)
+        # A call costs the processor more than a doorbell, and a slow kernel's many times more.
+        least = sum(done) / (8 * raw.PATIENCE)
         for kind in (0, 1):
-            assert sum(done[kind::2]) >= sum(done) / 8, "one kind of queue starves the other"
+            assert sum(done[kind::2]) >= least, f"a kind of queue is starved: {sorted(done)}"
     finally:
         for child in children:
             os.kill(child, signal.SIGKILL)

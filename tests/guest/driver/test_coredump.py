@@ -144,7 +144,7 @@ def test_a_hang(guest: Any) -> None:
     text = python(
         guest,
         """
-with Setup(timeout_ms=200) as dev:
+with Setup(timeout_ms=1000) as dev:
     assert dev.finish(dev.queue_id, [dev.run(raw.LOOP)]) == -errno.ETIMEDOUT
     print(dump(), end="")
 """,
@@ -154,7 +154,8 @@ with Setup(timeout_ms=200) as dev:
     queue = values(found["queue"])
     assert int(queue["Q_QSTATUS"], 0) in (2, 5)  # RUNNING, PREEMPTED
     assert int(queue["Q_PC"], 0) == 0
-    assert int(queue["Q_COMMAND_NS"], 0) >= 100_000_000
+    # By the device's own clock: the time that its queue has, not what others have by default.
+    assert 875_000_000 <= int(queue["Q_COMMAND_NS"], 0) <= 10_000_000_000
     assert memory(found, "code")[1][:1] == b"\x14"
 
 
