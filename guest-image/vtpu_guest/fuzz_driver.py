@@ -21,6 +21,8 @@ from pathlib import Path
 from . import roots
 from .cache import REPO, build_lock, cache_dir, fresh, key, log_dir, prune
 from .guest import Guest
+from .kernels import chosen_name
+from .kmemleak import memory_leaks
 from .link import GuestError
 from .machine import Machine
 from .privileged import run_in_root
@@ -47,6 +49,10 @@ _COMPLAINT = re.compile(
 # loglevel: warnings reach the console, which is read here. A guest that panics stands
 # still, so that all it said is there.
 _KERNEL_ARGUMENTS = "loglevel=5 panic=0"
+_CALL = re.compile(r'^\t\{ "(\w+)", \w+ \},$', re.MULTILINE)
+_FLAGS = {"parallel": 1, "killed": 2}
+# A call of the corpus with its arguments, which are fewer bytes.
+CALL_BYTES = 24
 _COMPILE = (
     "gcc -O2 -g0 -std=gnu11 -Wall -Wextra -Werror -static -pthread"
     " -I/kmod/include/uapi -I/usr/include/drm -o /out/vtpu-fuzz /kmod/fuzz/*.c"
@@ -75,6 +81,7 @@ class Records:
     recent: deque[bytes] = field(default_factory=lambda: deque(maxlen=_KEPT))
     new: list[bytes] = field(default_factory=list)
     said: str = ""
+    error: str = ""
     last: float = field(default_factory=time.monotonic)
     ended: bool = False
 
@@ -93,6 +100,8 @@ class Records:
                 elif head[:1] == b"S":
                     self.said = data.decode()
                     self.ended = self.said.endswith("end")
+                elif head[:1] == b"E":
+                    self.error = data.decode()
 
 
 @dataclass(frozen=True)
@@ -157,21 +166,19 @@ def _run(
             if complaint_of(guest.console()):
                 time.sleep(2)  # the rest of what it says
                 return complaint_of(guest.console())
+            if records.error and not records.recent:
+                raise StageError(records.error)
+            if records.error:  # an input has spoilt the device
+                return records.error
             if time.monotonic() - records.last > _STALL_SECONDS:
                 return f"nothing happened for {_STALL_SECONDS:g} s after the last input"
             try:
                 guest.check_running()
             except GuestError as error:
                 return f"the guest ended: {error.reason}"
-    return _leaks(guest) or complaint_of(guest.console())
-
-
-def _leaks(guest: Guest) -> str:
-    """What kmemleak finds, on a kernel that has it."""
-    # Twice: what is young is given the benefit of the doubt.
-    scan = "cd /sys/kernel/debug && [ -e kmemleak ] && for i in 1 2; do echo scan >kmemleak; done"
-    found = guest.run(f"{scan} && cat kmemleak", timeout=300).text
-    return found if "unreferenced object" in found else ""
+        if chosen_name() == "debug" and "no kcov" in records.said:
+            raise StageError("the debug kernel has no kcov: all inputs were random")
+    return memory_leaks(guest) or complaint_of(guest.console())
 
 
 def complaint_of(console: str) -> str:
@@ -198,9 +205,28 @@ def unpack(data: bytes) -> list[bytes]:
     return inputs
 
 
+def calls() -> list[str]:
+    """The calls that an input is made of, each at its number."""
+    return _CALL.findall((HERE / "calls.c").read_text())
+
+
+def program(text: str) -> bytes:
+    """A text of the corpus as an input: see kmod/fuzz/README.md."""
+    names = calls()
+    flags, data = 0, b""
+    for line in text.splitlines():
+        name, *arguments = line.partition("#")[0].split() or [""]
+        if name in _FLAGS:
+            flags |= _FLAGS[name]
+        elif name:
+            call = bytes([names.index(name), *map(int, arguments)])
+            data += call.ljust(CALL_BYTES, b"\0")
+    return bytes([flags]) + data
+
+
 def tree_corpus() -> list[bytes]:
     """Where every run begins."""
-    return [path.read_bytes() for path in sorted(CORPUS.iterdir())]
+    return [program(path.read_text()) for path in sorted(CORPUS.iterdir())]
 
 
 def _corpus() -> list[bytes]:

@@ -15,7 +15,6 @@
 #include <drm/drm.h>
 #include <drm/vtpu_accel.h>
 
-#define NODE "/dev/accel/accel0"
 #define PAGE 4096ul
 #define HUGE_PAGE (2ul << 20)
 #define KEPT 16			/* of each kind of thing */
@@ -51,11 +50,12 @@ static struct {
 
 #define USER_BYTES (16 * PAGE)
 
-static void keep(struct things *things, uint64_t value)
+/* Returns the one that had its place, or 0. */
+static uint64_t keep(struct things *things, uint64_t value)
 {
 	unsigned int at = __atomic_fetch_add(&things->count, 1, __ATOMIC_RELAXED);
 
-	things->value[at % KEPT] = value;
+	return __atomic_exchange_n(&things->value[at % KEPT], value, __ATOMIC_RELAXED);
 }
 
 /* ---- Choices ---- */
@@ -117,9 +117,12 @@ static uint64_t one_of(struct input *in, uint64_t count)
 	return way < 240 ? way % count : take(in, 4);
 }
 
+/* Mostly the one that has all the handles. */
 static int file(struct input *in)
 {
-	return state.fds[take(in, 1) % 16 ? 0 : take(in, 1) % ARRAY_SIZE(state.fds)];
+	uint8_t way = take(in, 1);
+
+	return state.fds[way < 240 ? 0 : way % ARRAY_SIZE(state.fds)];
 }
 
 static uint64_t address(struct input *in)
@@ -141,70 +144,87 @@ static uint64_t user_pointer(struct input *in, size_t bytes)
 	return number(in, (uintptr_t)state.user + USER_BYTES - bytes + (take(in, 1) == 1));
 }
 
-/* ---- Calls ---- */
+/* ---- Calls: whether they did what they are for ---- */
 
-static void dev_query(struct input *in)
+/* Takes no argument, so that zeroes more than a call takes do not swallow the next one. */
+static bool nothing(struct input *in)
+{
+	(void)in;
+	return true;
+}
+
+static bool dev_query(struct input *in)
 {
 	struct drm_vtpu_dev_query args = { .query = one_of(in, 4) };
 
 	args.size = number(in, 64);
 	args.data = user_pointer(in, 64);
-	ioctl(file(in), DRM_IOCTL_VTPU_DEV_QUERY, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_DEV_QUERY, &args);
 }
 
-static void bo_create(struct input *in)
+static bool bo_create(struct input *in)
 {
 	struct drm_vtpu_bo_create args = { .size = number(in, PAGE << take(in, 1) % 10) };
 
 	args.flags = one_of(in, 2);
-	if (!ioctl(file(in), DRM_IOCTL_VTPU_BO_CREATE, &args))
-		keep(&state.bos, args.handle);
+	if (ioctl(file(in), DRM_IOCTL_VTPU_BO_CREATE, &args))
+		return false;
+	keep(&state.bos, args.handle);
+	return true;
 }
 
-static void bo_userptr(struct input *in)
+static bool bo_userptr(struct input *in)
 {
 	struct drm_vtpu_bo_userptr args = { .size = number(in, PAGE << take(in, 1) % 4) };
 
 	args.addr = number(in, (uintptr_t)state.user);
 	args.flags = one_of(in, 2);
-	if (!ioctl(file(in), DRM_IOCTL_VTPU_BO_USERPTR, &args))
-		keep(&state.bos, args.handle);
+	if (ioctl(file(in), DRM_IOCTL_VTPU_BO_USERPTR, &args))
+		return false;
+	keep(&state.bos, args.handle);
+	return true;
 }
 
-static void bo_map(struct input *in)
+static bool bo_map(struct input *in)
 {
 	struct drm_vtpu_bo_info args = { .handle = thing(in, &state.bos) };
-	unsigned int at = state.num_maps;
+	unsigned int at;
 	int fd = file(in);
 	size_t size;
 	void *map;
 
-	if (ioctl(fd, DRM_IOCTL_VTPU_BO_INFO, &args) || at >= KEPT)
-		return;
+	if (ioctl(fd, DRM_IOCTL_VTPU_BO_INFO, &args))
+		return false;
 	size = number(in, args.size);
 	map = mmap(NULL, size, PROT_READ | PROT_WRITE, take(in, 1) == 1 ? MAP_PRIVATE : MAP_SHARED,
 		   fd, number(in, args.mmap_offset));
 	if (map == MAP_FAILED)
-		return;
+		return false;
+	at = __atomic_fetch_add(&state.num_maps, 1, __ATOMIC_RELAXED);
+	if (at >= KEPT) {
+		munmap(map, size);
+		return true;
+	}
 	state.maps[at].address = map;
-	state.maps[at].size = size;
-	state.num_maps = at + 1;
+	__atomic_store_n(&state.maps[at].size, size, __ATOMIC_RELEASE);
+	return true;
 }
 
 /*
  * Into the first page of a mapping, through the kernel so that a mapping that
  * gives SIGBUS is an error code: programs, or anything.
  */
-static void bo_write(struct input *in)
+static bool bo_write(struct input *in)
 {
 	static const uint8_t opcodes[] = { 0x01 /* HALT */, 0x14 /* JUMP to itself */, 0x02 /* TRAP */ };
 	unsigned int at = take(in, 1) % KEPT;
 	uint8_t words[256] = { 0 };
 	uint8_t way = take(in, 1);
+	bool written = false;
 	int pipe_fds[2];
 
-	if (at >= state.num_maps || state.maps[at].size < sizeof(words))
-		return;
+	if (state.maps[at].size < sizeof(words))
+		return false;
 	if (way < 200) {
 		for (size_t i = 0; i < sizeof(words); i += 64)
 			words[i] = opcodes[way % ARRAY_SIZE(opcodes)];
@@ -216,77 +236,81 @@ static void bo_write(struct input *in)
 		}
 	}
 	if (pipe2(pipe_fds, O_NONBLOCK))
-		return;
+		return false;
 	if (write(pipe_fds[1], words, sizeof(words)) > 0)
-		(void)!read(pipe_fds[0], state.maps[at].address, sizeof(words));
+		written = read(pipe_fds[0], state.maps[at].address, sizeof(words)) > 0;
 	close(pipe_fds[0]);
 	close(pipe_fds[1]);
+	return written;
 }
 
-static void bo_unmap(struct input *in)
+static bool bo_unmap(struct input *in)
 {
 	unsigned int at = take(in, 1) % KEPT;
+	size_t size = __atomic_exchange_n(&state.maps[at].size, 0, __ATOMIC_RELAXED);
 
-	if (at < state.num_maps && state.maps[at].size) {
-		munmap(state.maps[at].address, state.maps[at].size);
-		state.maps[at].size = 0;
-	}
+	return size && !munmap(state.maps[at].address, size);
 }
 
-static void bo_wait(struct input *in)
+static bool bo_wait(struct input *in)
 {
 	struct drm_vtpu_bo_wait args = { .handle = thing(in, &state.bos) };
 
 	args.pad = number(in, 0);
 	args.timeout_ns = soon(in);
-	ioctl(file(in), DRM_IOCTL_VTPU_BO_WAIT, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_BO_WAIT, &args);
 }
 
-static void bo_close(struct input *in)
+static bool bo_close(struct input *in)
 {
 	struct drm_gem_close args = { .handle = thing(in, &state.bos) };
 
-	ioctl(file(in), DRM_IOCTL_GEM_CLOSE, &args);
+	return !ioctl(file(in), DRM_IOCTL_GEM_CLOSE, &args);
 }
 
-static void bo_export(struct input *in)
+static bool bo_export(struct input *in)
 {
 	struct drm_prime_handle args = { .handle = thing(in, &state.bos) };
+	int old;
 
 	args.flags = number(in, DRM_CLOEXEC | DRM_RDWR);
-	if (!ioctl(file(in), DRM_IOCTL_PRIME_HANDLE_TO_FD, &args)) {
-		if (state.dmabufs.count < KEPT)
-			keep(&state.dmabufs, args.fd);
-		else
-			close(args.fd);
-	}
+	if (ioctl(file(in), DRM_IOCTL_PRIME_HANDLE_TO_FD, &args))
+		return false;
+	old = keep(&state.dmabufs, args.fd);
+	if (old)
+		close(old);
+	return true;
 }
 
-static void bo_import(struct input *in)
+static bool bo_import(struct input *in)
 {
 	struct drm_prime_handle args = { .fd = thing(in, &state.dmabufs) };
 
-	if (!ioctl(file(in), DRM_IOCTL_PRIME_FD_TO_HANDLE, &args))
-		keep(&state.bos, args.handle);
+	if (ioctl(file(in), DRM_IOCTL_PRIME_FD_TO_HANDLE, &args))
+		return false;
+	keep(&state.bos, args.handle);
+	return true;
 }
 
-static void vm_create(struct input *in)
+static bool vm_create(struct input *in)
 {
 	struct drm_vtpu_vm_create args = { .flags = number(in, 0) };
 
-	if (!ioctl(file(in), DRM_IOCTL_VTPU_VM_CREATE, &args))
-		keep(&state.vms, args.vm_id);
+	if (ioctl(file(in), DRM_IOCTL_VTPU_VM_CREATE, &args))
+		return false;
+	keep(&state.vms, args.vm_id);
+	return true;
 }
 
-static void vm_destroy(struct input *in)
+static bool vm_destroy(struct input *in)
 {
 	struct drm_vtpu_vm_destroy args = { .vm_id = thing(in, &state.vms) };
 
 	args.pad = number(in, 0);
-	ioctl(file(in), DRM_IOCTL_VTPU_VM_DESTROY, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_VM_DESTROY, &args);
 }
 
-static void vm_bind(struct input *in)
+static bool vm_bind(struct input *in)
 {
 	struct drm_vtpu_vm_bind args = { .vm_id = thing(in, &state.vms) };
 
@@ -295,10 +319,10 @@ static void vm_bind(struct input *in)
 	args.bo_offset = number(in, 0);
 	args.va = address(in);
 	args.size = number(in, PAGE << take(in, 1) % 10);
-	ioctl(file(in), DRM_IOCTL_VTPU_VM_BIND, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_VM_BIND, &args);
 }
 
-static void vm_unbind(struct input *in)
+static bool vm_unbind(struct input *in)
 {
 	struct drm_vtpu_vm_bind args = { .vm_id = thing(in, &state.vms) };
 
@@ -306,10 +330,10 @@ static void vm_unbind(struct input *in)
 	args.va = address(in);
 	args.size = number(in, PAGE << take(in, 1) % 10);
 	args.handle = number(in, 0);
-	ioctl(file(in), DRM_IOCTL_VTPU_VM_BIND, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_VM_BIND, &args);
 }
 
-static void queue_create(struct input *in)
+static bool queue_create(struct input *in)
 {
 	struct drm_vtpu_queue_create args = { .vm_id = thing(in, &state.vms) };
 
@@ -318,23 +342,25 @@ static void queue_create(struct input *in)
 	/* Short, so that jobs that never end do not hold up the fuzzer. */
 	args.timeout_ms = number(in, 20);
 	args.stall_ms = number(in, 20);
-	if (!ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_CREATE, &args))
-		keep(&state.queues, args.queue_id);
+	if (ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_CREATE, &args))
+		return false;
+	keep(&state.queues, args.queue_id);
+	return true;
 }
 
-static void queue_destroy(struct input *in)
+static bool queue_destroy(struct input *in)
 {
 	struct drm_vtpu_queue_destroy args = { .queue_id = thing(in, &state.queues) };
 
 	args.pad = number(in, 0);
-	ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_DESTROY, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_DESTROY, &args);
 }
 
-static void queue_state(struct input *in)
+static bool queue_state(struct input *in)
 {
 	struct drm_vtpu_queue_state args = { .queue_id = thing(in, &state.queues) };
 
-	ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_STATE, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_STATE, &args);
 }
 
 static void command(struct input *in, struct drm_vtpu_cmd *cmd)
@@ -363,7 +389,7 @@ static void command(struct input *in, struct drm_vtpu_cmd *cmd)
 		cmd->payload[take(in, 1) % ARRAY_SIZE(cmd->payload)] = take(in, 8);
 }
 
-static void submit(struct input *in)
+static bool submit(struct input *in)
 {
 	struct drm_vtpu_submit args = { .queue_id = thing(in, &state.queues) };
 	unsigned int num_cmds = 1 + take(in, 1) % 4, num_syncs = take(in, 1) % 4;
@@ -389,12 +415,12 @@ static void submit(struct input *in)
 		args.syncs = number(in, args.syncs);
 		args.num_syncs = number(in, args.num_syncs);
 	}
-	ioctl(file(in), DRM_IOCTL_VTPU_SUBMIT, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_SUBMIT, &args);
 }
 
 /* ---- User queues ---- */
 
-static void user_queue_create(struct input *in)
+static bool user_queue_create(struct input *in)
 {
 	struct drm_vtpu_queue_create args = { .vm_id = thing(in, &state.vms) };
 	unsigned int at;
@@ -403,11 +429,12 @@ static void user_queue_create(struct input *in)
 	args.flags = DRM_VTPU_QUEUE_USER;
 	args.timeout_ms = number(in, 20);
 	if (ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_CREATE, &args))
-		return;
+		return false;
 	keep(&state.queues, args.queue_id);
 	at = __atomic_fetch_add(&state.num_user_queues, 1, __ATOMIC_RELAXED);
 	if (at < KEPT)
 		state.user_queues[at].id = args.queue_id;
+	return true;
 }
 
 static struct user_queue *user_queue(struct input *in)
@@ -432,7 +459,7 @@ static void queue_map_oddly(struct input *in, int fd, const struct drm_vtpu_queu
 		munmap(odd, size);
 }
 
-static void queue_map(struct input *in)
+static bool queue_map(struct input *in)
 {
 	struct user_queue *queue = user_queue(in);
 	struct drm_vtpu_queue_map args = { .queue_id = queue ? queue->id : 0 };
@@ -444,12 +471,12 @@ static void queue_map(struct input *in)
 		args.queue_id = thing(in, &state.queues);
 	args.pad = number(in, 0);
 	if (ioctl(fd, DRM_IOCTL_VTPU_QUEUE_MAP, &args))
-		return;
+		return false;
 	if (take(in, 1) > 192)
 		queue_map_oddly(in, fd, &args);
 	if (!queue || args.queue_id != queue->id ||
 	    __atomic_exchange_n(&queue->claimed, true, __ATOMIC_RELAXED))
-		return;
+		return false;
 	ring = mmap(NULL, args.ring_bytes, rights, MAP_SHARED, fd, args.ring_offset);
 	doorbell = mmap(NULL, PAGE, rights, MAP_SHARED, fd, args.doorbell_offset);
 	if (ring == MAP_FAILED || doorbell == MAP_FAILED) {
@@ -458,18 +485,19 @@ static void queue_map(struct input *in)
 		if (doorbell != MAP_FAILED)
 			munmap(doorbell, PAGE);
 		queue->claimed = false;
-		return;
+		return false;
 	}
 	queue->ring_bytes = args.ring_bytes;
 	queue->doorbell = doorbell;
 	queue->ring = ring;
+	return true;
 }
 
 /*
  * An entry and its doorbell, into what may be a queue, or what is left of one:
  * either takes what is written.
  */
-static void ring_write(struct input *in)
+static bool ring_write(struct input *in)
 {
 	struct user_queue *queue = user_queue(in);
 	struct drm_vtpu_ring_entry entry = { 0 };
@@ -477,7 +505,7 @@ static void ring_write(struct input *in)
 	uint8_t way;
 
 	if (!queue || !queue->ring)
-		return;
+		return false;
 	command(in, &cmd);
 	entry.op = cmd.op;
 	entry.flags = number(in, DRM_VTPU_RING_FENCE | DRM_VTPU_RING_IRQ);
@@ -491,10 +519,11 @@ static void ring_write(struct input *in)
 	       sizeof(entry));
 	queue->tail = number(in, queue->tail + 1);
 	__atomic_store_n(queue->doorbell, queue->tail, __ATOMIC_RELEASE);
+	return true;
 }
 
 /* The same entries again and again, as fast as the doorbell takes them: interrupts. */
-static void ring_flood(struct input *in)
+static bool ring_flood(struct input *in)
 {
 	struct user_queue *queue = user_queue(in);
 	const struct drm_vtpu_ring_entry nop = {
@@ -503,15 +532,16 @@ static void ring_flood(struct input *in)
 	unsigned int count = 1 + take(in, 1);
 
 	if (!queue || !queue->ring)
-		return;
+		return false;
 	for (unsigned int i = 0; i < count; i++) {
 		memcpy((void *)(queue->ring + queue->tail * sizeof(nop) % queue->ring_bytes), &nop,
 		       sizeof(nop));
 		__atomic_store_n(queue->doorbell, ++queue->tail, __ATOMIC_RELEASE);
 	}
+	return true;
 }
 
-static void queue_wait(struct input *in)
+static bool queue_wait(struct input *in)
 {
 	struct user_queue *queue = user_queue(in);
 	struct drm_vtpu_queue_wait args = { .queue_id = queue ? queue->id : 0 };
@@ -521,12 +551,12 @@ static void queue_wait(struct input *in)
 	args.pad = number(in, 0);
 	args.value = number(in, queue ? queue->tail : 0);
 	args.timeout_ns = soon(in);
-	ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_WAIT, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_QUEUE_WAIT, &args);
 }
 
 /* ---- The rest ---- */
 
-static void perfmon(struct input *in)
+static bool perfmon(struct input *in)
 {
 	struct drm_vtpu_counter *counters = (void *)(state.user + USER_BYTES - 4 * sizeof(*counters));
 	struct drm_vtpu_perfmon args = { .queue_id = thing(in, &state.queues) };
@@ -537,25 +567,27 @@ static void perfmon(struct input *in)
 		counters[i].id = 1 + one_of(in, 32);
 		counters[i].pad = number(in, 0);
 	}
-	ioctl(file(in), DRM_IOCTL_VTPU_PERFMON, &args);
+	return !ioctl(file(in), DRM_IOCTL_VTPU_PERFMON, &args);
 }
 
-static void sync_create(struct input *in)
+static bool sync_create(struct input *in)
 {
 	struct drm_syncobj_create args = { .flags = one_of(in, 2) };
 
-	if (!ioctl(file(in), DRM_IOCTL_SYNCOBJ_CREATE, &args))
-		keep(&state.syncs, args.handle);
+	if (ioctl(file(in), DRM_IOCTL_SYNCOBJ_CREATE, &args))
+		return false;
+	keep(&state.syncs, args.handle);
+	return true;
 }
 
-static void sync_destroy(struct input *in)
+static bool sync_destroy(struct input *in)
 {
 	struct drm_syncobj_destroy args = { .handle = thing(in, &state.syncs) };
 
-	ioctl(file(in), DRM_IOCTL_SYNCOBJ_DESTROY, &args);
+	return !ioctl(file(in), DRM_IOCTL_SYNCOBJ_DESTROY, &args);
 }
 
-static void sync_wait(struct input *in)
+static bool sync_wait(struct input *in)
 {
 	uint32_t handle = thing(in, &state.syncs);
 	uint64_t point = take(in, 1) % 4;
@@ -567,10 +599,10 @@ static void sync_wait(struct input *in)
 		.flags = one_of(in, 8),
 	};
 
-	ioctl(file(in), DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT, &args);
+	return !ioctl(file(in), DRM_IOCTL_SYNCOBJ_TIMELINE_WAIT, &args);
 }
 
-static void sync_signal(struct input *in)
+static bool sync_signal(struct input *in)
 {
 	uint32_t handle = thing(in, &state.syncs);
 	uint64_t point = take(in, 1) % 4;
@@ -578,32 +610,34 @@ static void sync_signal(struct input *in)
 		.handles = (uintptr_t)&handle, .points = (uintptr_t)&point, .count_handles = 1,
 	};
 
-	ioctl(file(in), DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL, &args);
+	return !ioctl(file(in), DRM_IOCTL_SYNCOBJ_TIMELINE_SIGNAL, &args);
 }
 
-static void file_again(struct input *in)
+static bool file_again(struct input *in)
 {
 	unsigned int at = 1 + take(in, 1) % (ARRAY_SIZE(state.fds) - 1);
-	int old = state.fds[at];
+	int new = take(in, 1) % 2 ? dup(state.fds[0]) : open(CALLS_NODE, O_RDWR | O_CLOEXEC);
+	int old = __atomic_exchange_n(&state.fds[at], new, __ATOMIC_RELAXED);
 
-	state.fds[at] = take(in, 1) % 2 ? dup(state.fds[0]) : open(NODE, O_RDWR | O_CLOEXEC);
 	if (old >= 0)
 		close(old);
+	return new >= 0;
 }
 
-static void file_close(struct input *in)
+static bool file_close(struct input *in)
 {
 	unsigned int at = take(in, 1) % ARRAY_SIZE(state.fds);
+	int old;
 
 	/* The first one goes only now and then: without it little happens. */
-	if (at || take(in, 1) == 1) {
-		close(state.fds[at]);
-		state.fds[at] = -1;
-	}
+	if (!at && take(in, 1) != 1)
+		return false;
+	old = __atomic_exchange_n(&state.fds[at], -1, __ATOMIC_RELAXED);
+	return old >= 0 && !close(old);
 }
 
 /* Any number, direction and size, with a page end behind the argument. */
-static void any_ioctl(struct input *in)
+static bool any_ioctl(struct input *in)
 {
 	unsigned int size = take(in, 1) % 80;
 	uint8_t *at = state.user + USER_BYTES - size;
@@ -613,20 +647,21 @@ static void any_ioctl(struct input *in)
 
 	for (unsigned int i = 0; i < size; i++)
 		at[i] = take(in, 1);
-	ioctl(file(in), request, at);
+	return !ioctl(file(in), request, at);
 }
 
-static void pause_a_little(struct input *in)
+static bool pause_a_little(struct input *in)
 {
 	const struct timespec pause = { .tv_nsec = (take(in, 1) + 1) * 20000 };
 
-	nanosleep(&pause, NULL);
+	return !nanosleep(&pause, NULL);
 }
 
 static const struct {
 	const char *name;
-	void (*call)(struct input *in);
+	bool (*call)(struct input *in);
 } calls[] = {
+	{ "nothing", nothing },
 	{ "dev_query", dev_query },
 	{ "bo_create", bo_create },
 	{ "bo_map", bo_map },
@@ -663,33 +698,49 @@ static const struct {
 
 const unsigned int calls_count = ARRAY_SIZE(calls);
 
+static bool worked[ARRAY_SIZE(calls)];
+
 const char *calls_name(unsigned int number)
 {
 	return calls[number % ARRAY_SIZE(calls)].name;
 }
 
-void calls_begin(void)
+bool calls_worked(unsigned int number)
+{
+	return worked[number % ARRAY_SIZE(calls)];
+}
+
+bool calls_begin(void)
 {
 	memset(&state, 0, sizeof(state));
 	for (unsigned int i = 1; i < ARRAY_SIZE(state.fds); i++)
 		state.fds[i] = -1;
-	state.fds[0] = open(NODE, O_RDWR | O_CLOEXEC);
 	state.user = mmap(NULL, USER_BYTES + PAGE, PROT_READ | PROT_WRITE,
 			  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	mprotect(state.user + USER_BYTES, PAGE, PROT_NONE);
+	if (state.user == MAP_FAILED || mprotect(state.user + USER_BYTES, PAGE, PROT_NONE))
+		return false;
+	/* A signal may come in between: fuzz.c. */
+	do
+		state.fds[0] = open(CALLS_NODE, O_RDWR | O_CLOEXEC);
+	while (state.fds[0] < 0 && errno == EINTR);
+	return state.fds[0] >= 0;
 }
 
 void calls_run(const uint8_t *data, size_t size)
 {
 	struct input in = { data, size };
 
-	while (in.size)
-		calls[take(&in, 1) % ARRAY_SIZE(calls)].call(&in);
+	while (in.size) {
+		unsigned int number = take(&in, 1) % ARRAY_SIZE(calls);
+
+		if (calls[number].call(&in))
+			__atomic_store_n(&worked[number], true, __ATOMIC_RELAXED);
+	}
 }
 
 void calls_end(void)
 {
-	for (unsigned int i = 0; i < state.num_maps; i++)
+	for (unsigned int i = 0; i < KEPT; i++)
 		if (state.maps[i].size)
 			munmap(state.maps[i].address, state.maps[i].size);
 	for (unsigned int i = 0; i < KEPT; i++) {
@@ -700,8 +751,9 @@ void calls_end(void)
 			munmap((void *)queue->doorbell, PAGE);
 		}
 	}
-	for (unsigned int i = 0; i < state.dmabufs.count && i < KEPT; i++)
-		close(state.dmabufs.value[i]);
+	for (unsigned int i = 0; i < KEPT; i++)
+		if (state.dmabufs.value[i])
+			close(state.dmabufs.value[i]);
 	for (unsigned int i = 0; i < ARRAY_SIZE(state.fds); i++)
 		if (state.fds[i] >= 0)
 			close(state.fds[i]);

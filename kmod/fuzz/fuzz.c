@@ -10,7 +10,8 @@
  * a letter, the length (two bytes, little endian), the bytes.
  *   R input that is about to run
  *   N the input that ran last reached something new
- *   S a line about the state of things
+ *   S a line about the state of things; the last one ends with "end"
+ *   E why it cannot go on
  *
  * Coverage is kcov's (Documentation/dev-tools/kcov.rst): pairs of addresses that
  * follow one another on a thread. On a kernel without it, inputs are random.
@@ -40,12 +41,19 @@
 #define MAP_BITS 16
 #define CORPUS_MAX 8192
 
-static int port;
+static int port = -1;
 static uint64_t random_state;
+
+static void record(char kind, const void *data, size_t size);
 
 static void die(const char *what)
 {
-	fprintf(stderr, "vtpu-fuzz: %s: %s\n", what, strerror(errno));
+	char line[256];
+	int size = snprintf(line, sizeof(line), "vtpu-fuzz: %s: %s", what, strerror(errno));
+
+	fprintf(stderr, "%s\n", line);
+	if (port >= 0)
+		record('E', line, size);
 	exit(1);
 }
 
@@ -68,8 +76,10 @@ static void record(char kind, const void *data, size_t size)
 	while (done < size) {
 		ssize_t part = write(port, out + done, size - done);
 
-		if (part < 0 && errno != EINTR && errno != EAGAIN)
+		if (part < 0 && errno != EINTR && errno != EAGAIN) {
+			port = -1;
 			die("port");
+		}
 		done += part > 0 ? part : 0;
 	}
 }
@@ -201,8 +211,8 @@ static void run_killed(const uint8_t *data, size_t size)
 	pid_t child = fork();
 
 	if (!child) {
-		calls_begin();
-		calls_run(data + 1, size - 1);
+		if (calls_begin())
+			calls_run(data + 1, size - 1);
 		_exit(0);
 	}
 	nanosleep(&some, NULL);
@@ -220,7 +230,9 @@ static void run(const uint8_t *data, size_t size)
 		run_killed(data, size);
 		return;
 	}
-	calls_begin();
+	/* Without the device all that follows would fail, and pass. */
+	if (!calls_begin())
+		die(CALLS_NODE);
 	if (data[0] & PROGRAM_PARALLEL && size > 8) {
 		size_t half = size / 2, quarter = (size - half) / 2;
 
@@ -365,12 +377,32 @@ static bool run_and_look(const uint8_t *data, size_t size, unsigned long *cover)
 	return new;
 }
 
+/* How many calls have worked; those that have not, by their names. */
+static void print_worked(FILE *out)
+{
+	const char *lead = " (never: ";
+	unsigned int count = 0;
+
+	for (unsigned int i = 0; i < calls_count; i++)
+		count += calls_worked(i);
+	fprintf(out, ", %u of %u calls worked", count, calls_count);
+	for (unsigned int i = 0; i < calls_count; i++) {
+		if (calls_worked(i))
+			continue;
+		fprintf(out, "%s%s", lead, calls_name(i));
+		lead = " ";
+	}
+	if (count < calls_count)
+		fputc(')', out);
+}
+
 static void look(double seconds, unsigned long executions, char **files, int num_files)
 {
 	unsigned long *cover = kcov_start(), done = 0;
 	double start = now(), said = start;
 	static uint8_t data[PROGRAM_MAX];
-	char line[160];
+	char line[1024];
+	FILE *out;
 
 	have_kcov = cover;
 	for (int i = 0; i < num_files; i++) {
@@ -396,9 +428,15 @@ static void look(double seconds, unsigned long executions, char **files, int num
 				done / (said - start), seen_count, corpus_count));
 		}
 	}
-	record('S', line, snprintf(line, sizeof(line),
-		"%lu executions, %.0f a second, %u pairs, corpus %u%s, end", done,
-		done / (now() - start), seen_count, corpus_count, have_kcov ? "" : ", no kcov"));
+	out = fmemopen(line, sizeof(line), "w");
+	if (!out)
+		die("memory");
+	fprintf(out, "%lu executions, %.0f a second, %u pairs, corpus %u", done,
+		done / (now() - start), seen_count, corpus_count);
+	print_worked(out);
+	fprintf(out, "%s, end", have_kcov ? "" : ", no kcov");
+	fclose(out);
+	record('S', line, strlen(line));
 }
 
 int main(int argc, char **argv)
@@ -412,6 +450,9 @@ int main(int argc, char **argv)
 	port = open(argv[1], O_WRONLY | O_CREAT | O_CLOEXEC, 0600);
 	if (port < 0)
 		die(argv[1]);
+	if (!calls_begin())
+		die(CALLS_NODE);
+	calls_end();
 	workers_start();
 	interrupts_start();
 	if (!strcmp(argv[2], "replay")) {

@@ -6,13 +6,20 @@ On a kernel without kcov, such as Debian's, the inputs are random ones.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from vtpu_guest import fuzz_driver
+from vtpu_guest import accel, fuzz_driver
+from vtpu_guest.build import build
+from vtpu_guest.kernels import chosen_name
+from vtpu_guest.machine import Machine
+from vtpu_guest.stage import StageError
 
 pytestmark = pytest.mark.guest
 EXECUTIONS = 1500
+# Some 1700 where kcov shows the way.
+PAIRS = 1200
 
 
 def test_the_driver_withstands_the_corpus_and_new_inputs() -> None:
@@ -20,6 +27,17 @@ def test_the_driver_withstands_the_corpus_and_new_inputs() -> None:
     assert not outcome.complaint, outcome.complaint
     assert outcome.said.startswith(f"{EXECUTIONS} executions")
     assert outcome.said.endswith("end")
+    worked = re.search(r"(\d+) of (\d+) calls worked", outcome.said)
+    assert worked and worked[1] == worked[2], outcome.said
+    pairs = re.search(r"(\d+) pairs", outcome.said)
+    if chosen_name() == "debug":
+        assert pairs and int(pairs[1]) > PAIRS, outcome.said
+
+
+def test_without_the_device_the_fuzzer_says_so() -> None:
+    machine = Machine(images=build(), accelerator=accel.choose(), device=None)
+    with pytest.raises(StageError, match="/dev/accel/accel0: No such file or directory"):
+        fuzz_driver.run(["100000", str(EXECUTIONS), "1"], fuzz_driver.tree_corpus(), machine)
 
 
 def test_a_complaint_of_the_kernel_is_found_and_its_inputs_kept(
