@@ -86,15 +86,21 @@ class Device:
     """Bytes that buffers have in HBM, or had until they were evicted."""
     buffers: int
     """Of system memory, mapped for DMA."""
+    awake: int
+    """How many keep it awake: its references of runtime power management."""
 
 
 @dataclass(frozen=True)
 class State:
     sequence: int
-    """Of the kernel's last message."""
+    """Of the last message in the kernel's log."""
     references: int
     """To the module: files, mappings, buffers that others have."""
+    lost: int = 0
+    """Messages that the log had to drop before they were read."""
     devices: dict[str, Device] = field(default_factory=dict)
+    silent: Sequence[str] = ()
+    """Devices that have the driver but do not tell of themselves, and why."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +112,7 @@ class Message:
 
 def judge(before: State, now: State, said: Sequence[Message], expected: Expected) -> list[str]:
     """What was not expected, as lines of text."""
-    found = _complaint(said, expected) + _kept(before, now)
+    found = _complaint(said, expected) + _lost(before, now) + _kept(before, now)
     return found if expected.resets else found + _resets(before, now)
 
 
@@ -146,16 +152,24 @@ def _without_pciehp(said: Sequence[Message]) -> Sequence[Message]:
     return said
 
 
+def _lost(before: State, now: State) -> list[str]:
+    """What nobody has read may have been anything."""
+    count = now.lost - before.lost
+    return [f"the kernel's log overran: {count} messages were not seen"] if count else []
+
+
 def _kept(before: State, now: State) -> list[str]:
-    found = []
+    found = [*now.silent]
     if now.references > before.references:
         found.append(f"references to the module: {before.references}, now {now.references}")
     for name, device in now.devices.items():
-        old = before.devices.get(name, Device(0, 0, 0, 0))
+        old = before.devices.get(name, Device(0, 0, 0, 0, 0))
         if device.hbm > old.hbm:
             found.append(f"{name}: {old.hbm} bytes of HBM in use or evicted, now {device.hbm}")
         if device.buffers > old.buffers:
             found.append(f"{name}: {old.buffers} buffers mapped for DMA, now {device.buffers}")
+        if device.awake > old.awake:
+            found.append(f"{name}: {old.awake} keep it awake, now {device.awake}")
     return found
 
 
@@ -176,9 +190,12 @@ class Watch:
 
     def __init__(self) -> None:
         self._kmsg = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-        self._said = self._messages()
-        self._before = _noted() or self._state()
-        self._said = [m for m in self._said if m.sequence > self._before.sequence]
+        noted = _noted()
+        self._sequence = noted.sequence if noted else -1
+        self._lost = noted.lost if noted else 0
+        said = self._messages()
+        self._said = said if noted else []
+        self._before = noted or self._state()
 
     def problems(self, expected: Expected) -> list[str]:
         """Since the last time. What is freed a little later has some seconds for it."""
@@ -198,28 +215,34 @@ class Watch:
         NOTE.write_text(json.dumps(asdict(self._before)))
 
     def _messages(self) -> list[Message]:
-        """The new ones of the kernel itself."""
-        found = []
+        """The new ones of the kernel itself. A gap in the numbers is what the log has dropped."""
+        found: list[Message] = []
         while True:
             try:
                 record = os.read(self._kmsg, 8192).decode(errors="replace")
             except BlockingIOError:
                 return found
-            except BrokenPipeError:  # more was said than the kernel keeps
+            except BrokenPipeError:  # the next one was dropped; those after it follow
                 continue
             head, _, text = record.partition(";")
-            priority, sequence = head.split(",")[:2]
-            if int(priority) < 8:
-                found.append(Message(int(sequence), int(priority), text.splitlines()[0]))
+            priority, sequence = map(int, head.split(",")[:2])
+            if sequence <= self._sequence:
+                continue
+            self._lost += sequence - self._sequence - 1
+            self._sequence = sequence
+            if priority < 8:
+                found.append(Message(sequence, priority, text.splitlines()[0]))
 
     def _state(self) -> State:
-        sequence = self._said[-1].sequence if self._said else self._before.sequence
         references = int(REFERENCES.read_text()) if REFERENCES.exists() else 0
-        return State(sequence, references, _devices())
+        devices, silent = _devices()
+        return State(self._sequence, references, self._lost, devices, silent)
 
 
-def _devices() -> dict[str, Device]:
+def _devices() -> tuple[dict[str, Device], list[str]]:
+    """Those that the driver is bound to, and what keeps others from telling."""
     found = {}
+    silent = []
     for path in DRIVER.glob("*:*"):
 
         def number(name: str, folder: Path = path, word: int = 0) -> int:
@@ -231,10 +254,12 @@ def _devices() -> dict[str, Device]:
                 number("device_resets") + number("engine_resets"),
                 number("hbm", DEBUGFS / path.name) + number("hbm", DEBUGFS / path.name, 5),
                 number("dma", DEBUGFS / path.name),
+                number("power/runtime_usage"),
             )
-        except OSError:
-            continue  # it went just now
-    return found
+        except OSError as error:
+            if path.exists():  # else it went just now
+                silent.append(f"{path.name}: {error}")
+    return found, silent
 
 
 def _noted() -> State | None:

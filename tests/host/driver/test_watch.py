@@ -7,7 +7,7 @@ import importlib.util
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +26,7 @@ def load() -> ModuleType:
 
 watch = load()
 NAME = "0000:01:00.0"
-IDLE = watch.Device(binding=7, resets=2, hbm=4096, buffers=1)
+IDLE = watch.Device(binding=7, resets=2, hbm=4096, buffers=1, awake=0)
 BEFORE = watch.State(sequence=10, references=1, devices={NAME: IDLE})
 OVER_TIME = "vtpu 0000:01:00.0: [drm] queue 3 is over its time limit, pc 0x0"
 STUCK = "vtpu 0000:01:00.0: [drm] *ERROR* queue 3 does not stop, resetting the engines"
@@ -131,7 +131,98 @@ def test_memory_that_does_not_come_back_fails() -> None:
     assert "buffers" in problem
 
 
+def test_a_device_that_is_kept_awake_fails() -> None:
+    assert judge(with_device(awake=0), resets=True) == []
+    [problem] = judge(with_device(awake=1), resets=True)
+    assert "awake" in problem
+    assert judge(with_device(binding=8, resets=0, awake=1))
+
+
+def test_a_device_that_does_not_tell_fails() -> None:
+    assert judge(replace(BEFORE, devices={}, silent=[f"{NAME}: no such file"]))
+
+
+def test_messages_that_nobody_has_read_fail() -> None:
+    [problem] = judge(replace(BEFORE, lost=3), messages=[".*"], resets=True)
+    assert "3 messages" in problem
+
+
 def test_a_reference_to_the_module_that_is_left_fails() -> None:
     assert judge(replace(BEFORE, references=0)) == []
     [problem] = judge(replace(BEFORE, references=2))
     assert "references" in problem
+
+
+# ---- The kernel's log, as it is read ----
+
+
+def said(sequence: int, priority: int = 6, text: str = "vtpu: hello") -> bytes:
+    return f"{priority},{sequence},123456,-;{text}\n SUBSYSTEM=pci\n".encode()
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
+    """What reading /dev/kmsg gives, once each; then there is no more."""
+    answers: list[Any] = []
+
+    def read(_file: int, _size: int) -> bytes:
+        answer = answers.pop(0) if answers else BlockingIOError()
+        if isinstance(answer, Exception):
+            raise answer
+        return bytes(answer)
+
+    fake = SimpleNamespace(O_RDONLY=0, O_NONBLOCK=0, open=lambda *_: 3, read=read)
+    monkeypatch.setattr(watch, "os", fake)
+    monkeypatch.setattr(watch, "NOTE", tmp_path / "note")
+    monkeypatch.setattr(watch, "DRIVER", tmp_path / "driver")
+    monkeypatch.setattr(watch, "REFERENCES", tmp_path / "refcnt")
+    return answers
+
+
+def test_what_was_said_before_the_watch_began_passes(log: list[Any]) -> None:
+    log += [said(4, 3, STUCK), said(9, 3, STUCK)]  # with a gap, too
+    assert watch.Watch().problems(watch.Expected()) == []
+
+
+def test_each_message_is_judged_once_by_whoever_looks_next(log: list[Any]) -> None:
+    first = watch.Watch()
+    log += [said(0, 3, STUCK)]
+    assert first.problems(watch.Expected()) == ["kernel:", STUCK]
+    log += [said(0, 3, STUCK), said(1), said(2, 12, "of a process"), said(3, 4, OVER_TIME)]
+    assert watch.Watch().problems(watch.Expected()) == ["kernel:", OVER_TIME]
+    assert watch.Watch().problems(watch.Expected()) == []
+
+
+@pytest.mark.parametrize("error", [[], [BrokenPipeError()]], ids=["between looks", "amid reading"])
+def test_what_the_log_has_dropped_is_a_problem_once(log: list[Any], error: list[Any]) -> None:
+    log += [said(5)]
+    first = watch.Watch()
+    log += [said(6), *error, said(9), said(10)]
+    [problem] = first.problems(watch.Expected())
+    assert "2 messages" in problem
+    log += [said(9), said(10), said(11)]
+    assert watch.Watch().problems(watch.Expected()) == []
+    log += [*error, said(20)]
+    [problem] = watch.Watch().problems(watch.Expected())
+    assert "8 messages" in problem
+
+
+def test_a_device_with_a_driver_is_looked_at_or_missed(
+    log: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watch, "DEBUGFS", tmp_path / "debugfs")
+    monkeypatch.setattr(watch, "SETTLE_SECONDS", 0)
+    first = watch.Watch()
+    device, debugfs = tmp_path / "driver" / NAME, tmp_path / "debugfs" / NAME
+    (device / "power").mkdir(parents=True)
+    debugfs.mkdir(parents=True)
+    for name in ("device_resets", "engine_resets", "power/runtime_usage"):
+        (device / name).write_text("0\n")
+    (debugfs / "hbm").write_text("0 of 4096 bytes used, 0 evicted\n")
+    [problem] = first.problems(watch.Expected())
+    assert NAME in problem and "dma" in problem
+    (debugfs / "dma").write_text("0 buffers, 0 bytes mapped\n")
+    assert watch.Watch().problems(watch.Expected()) == []
+    (device / "power/runtime_usage").write_text("1\n")
+    [problem] = watch.Watch().problems(watch.Expected())
+    assert "awake" in problem
