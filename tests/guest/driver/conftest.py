@@ -14,10 +14,19 @@ import pytest
 # *_cases.py are both programs of the guest and, here, the lists of their cases.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from harness import HERE, WATCHED, booted, put_cases, run_cases, unexpected, wait_for
+from harness import (
+    HERE,
+    WATCHED,
+    booted,
+    put_cases,
+    run_asleep,
+    run_cases,
+    unexpected,
+    wait_for,
+)
 from watch import Expected
 
-__all__ = ["HERE", "booted", "put_cases", "run_cases", "wait_for"]  # for the tests
+__all__ = ["HERE", "booted", "put_cases", "run_asleep", "run_cases", "wait_for"]  # for the tests
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,11 @@ fail: KERNEL=debug."""
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cases import FOLDER
-from conftest import booted, run_cases
+from conftest import booted, run_asleep, run_cases
 from failure_cases import CASES
 from lifecycle_failure_cases import ALONE
 from lifecycle_failure_cases import CASES as LIFECYCLE_CASES
@@ -47,15 +45,6 @@ def test_failures(name: str, results: dict[str, dict[str, Any]]) -> None:
 
 
 def test_failures_on_the_way_to_sleep(guest: Any) -> None:
-    """The guest's agent sleeps, too, and may miss what it is asked: the console tells the end."""
-    log, over = f"{FOLDER}/failures.log", "the way to sleep is over"
-    command = f"python3 {FOLDER}/lifecycle_failure_cases.py suspend"
-    guest.run(f"({command} >{log} 2>&1; echo {over} >/dev/ttyS0) </dev/null >/dev/null 2>&1 &")
-    deadline = time.monotonic() + 1800
-    while over not in guest.console():
-        guest.check_running()
-        assert time.monotonic() < deadline, guest.console()[-2000:]
-        time.sleep(0.5)
-    said = guest.run(["cat", log]).check().text
+    said = run_asleep(guest, "python3 lifecycle_failure_cases.py suspend", seconds=1800)
     results = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert results[-1].get("ok"), said

@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 from cases import FOLDER
+from conftest import run_asleep
 from watch import HANG, NOT_SERVED
 
 DEVICE = "/machine/peripheral/vtpu0"
@@ -153,15 +153,5 @@ assert dev.finish(other, [program]) == 1
 
 
 def test_suspend_and_resume(guest: Any) -> None:
-    """Its agent sleeps, too, and may miss what it is asked: the console tells when it is over."""
-    log, over = f"{FOLDER}/suspend.log", "suspend_and_resume is over"
-    command = "python3 presence_cases.py suspend_and_resume"
-    guest.run(
-        f"cd {FOLDER}; ({command} >{log}; echo {over} >/dev/ttyS0) </dev/null >/dev/null 2>&1 &"
-    ).check()
-    deadline = time.monotonic() + 180
-    while over not in (guest.folder / "console.log").read_text(errors="replace"):
-        guest.check_running()
-        assert time.monotonic() < deadline, "it did not come back"
-        time.sleep(0.1)
-    assert '"ok": true' in guest.run(["cat", log]).text, guest.run(["cat", log]).text
+    said = run_asleep(guest, "python3 presence_cases.py suspend_and_resume", seconds=180)
+    assert '"ok": true' in said, said
