@@ -27,25 +27,22 @@ def booted(attach: Path | None = None, **machine: Any) -> Iterator[Any]:
     """A guest that is watched; arguments as Guest's."""
     from vtpu_guest import Attached, Guest
 
-    with Attached(attach) if attach else Guest(**machine) as running, watched(running):
-        yield running
+    with Attached(attach) if attach else Guest(**machine) as running:
+        with watched(running):
+            yield running
+        no_memory_leaks(running)
 
 
 @contextmanager
 def watched(guest: Any) -> Iterator[None]:
     """The cases are in it, and what its tests do beside is seen."""
-    begin_to_watch(guest)
+    put_cases(guest)
+    guest.run(["python3", f"{FOLDER}/watch.py"]).check()
     WATCHED.append(guest)
     try:
         yield
     finally:
         WATCHED.remove(guest)
-    no_memory_leaks(guest)
-
-
-def begin_to_watch(guest: Any) -> None:
-    put_cases(guest)
-    guest.run(["python3", f"{FOLDER}/watch.py"]).check()
 
 
 def put_cases(guest: Any) -> None:
