@@ -119,9 +119,7 @@ def run(arguments: Sequence[str]) -> dict[str, Any]:
         "decode_b8_ratio": ratio("decode_b8"),
         "ttft_512_ratio": ratio("ttft_512"),
         "boot_to_first_token_s": round(boot, 2),
-        "submit_roundtrip_us": round(statistics.median(roundtrips["submit"]), 1),
-        "submit_ratio_nvme": latency.ratio(roundtrips, "submit"),
-        "user_queue_ratio_nvme": latency.ratio(roundtrips, "user_queue"),
+        **latency.figures(roundtrips),
         "device_busy_share": {key: round(statistics.median(busy[key]), 3) for key in OURS},
         "host": {**host.describe(), "accelerator": accel.choose().name},
         "raw": {

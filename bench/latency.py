@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from vtpu_guest.cache import REPO, cache_dir, fresh, key, log_dir, prune
-from vtpu_guest.guest import Guest
+from vtpu_guest.link import Link
 from vtpu_guest.privileged import run_in_root
 from vtpu_guest.stage import Stage
 
@@ -49,16 +49,27 @@ def disk() -> Iterator[list[str]]:
         yield ["-blockdev", node, "-device", "nvme,drive=nvme,serial=bench"]
 
 
-def measure(guest: Guest, program: Path) -> dict[str, list[float]]:
+def measure(
+    guest: Link, program: Path, count: int = 11, trips: int = 500
+) -> dict[str, list[float]]:
     """Microseconds, a median a round, of each of the program's three round trips."""
     guest.put(program, _TARGET, 0o755)
     guest.run("modprobe nvme; until test -b /dev/nvme0n1; do sleep 0.1; done").check()
-    done = guest.run([_TARGET, "/dev/nvme0n1"], timeout=300).check()
+    command = [_TARGET, "/dev/nvme0n1", str(count), str(trips)]
+    done = guest.run(command, timeout=300).check()
     rounds: dict[str, list[float]] = json.loads(done.stdout)
     return rounds
 
 
-def ratio(rounds: dict[str, list[float]], kind: str) -> float:
+def figures(rounds: dict[str, list[float]]) -> dict[str, float]:
+    return {
+        "submit_roundtrip_us": round(statistics.median(rounds["submit"]), 1),
+        "submit_ratio_nvme": _ratio(rounds, "submit"),
+        "user_queue_ratio_nvme": _ratio(rounds, "user_queue"),
+    }
+
+
+def _ratio(rounds: dict[str, list[float]], kind: str) -> float:
     """The median of the rounds' ratios to the disk."""
     pairs = zip(rounds[kind], rounds["nvme"], strict=True)
     return round(statistics.median(a / b for a, b in pairs), 3)

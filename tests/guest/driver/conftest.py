@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from bench import latency
+
 # *_cases.py are both programs of the guest and, here, the lists of their cases.
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -33,7 +35,10 @@ __all__ = ["HERE", "booted", "put_cases", "run_asleep", "run_cases", "wait_for"]
 def guest() -> Iterator[Any]:
     # make kmod-dev TEST=... tests the driver in the guest that is already there.
     folder = os.environ.get("VTPU_ATTACH")
-    with booted(Path(folder) if folder else None) as running:
+    with (
+        latency.disk() as disk,  # for test_latency.py
+        booted(Path(folder) if folder else None, extra_arguments=disk) as running,
+    ):
         yield running
 
 
