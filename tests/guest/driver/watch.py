@@ -254,12 +254,18 @@ def _devices() -> tuple[dict[str, Device], list[str]]:
                 number("device_resets") + number("engine_resets"),
                 number("hbm", DEBUGFS / path.name) + number("hbm", DEBUGFS / path.name, 5),
                 number("dma", DEBUGFS / path.name),
-                number("power/runtime_usage"),
+                number("power/runtime_usage") - _keeps_functions(path),
             )
         except OSError as error:
             if path.exists():  # else it went just now
                 silent.append(f"{path.name}: {error}")
     return found, silent
+
+
+def _keeps_functions(path: Path) -> bool:
+    """Virtual ones, for which it has to stay awake."""
+    count = path / "sriov_numvfs"
+    return count.exists() and count.read_text().strip() != "0"
 
 
 def _noted() -> State | None:
