@@ -19,16 +19,23 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import (
     HERE,
     WATCHED,
+    begin_to_watch,
     booted,
     put_cases,
-    run_asleep,
     run_cases,
     unexpected,
     wait_for,
 )
 from watch import Expected
 
-__all__ = ["HERE", "booted", "put_cases", "run_asleep", "run_cases", "wait_for"]  # for the tests
+__all__ = [  # for the tests
+    "HERE",
+    "begin_to_watch",
+    "booted",
+    "put_cases",
+    "run_cases",
+    "wait_for",
+]
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,6 @@ from watch import Expected
 HERE = Path(__file__).resolve().parent
 MODULES = ("vtpu_raw.py", "watch.py", "fault_injection.py", "cases.py")
 FILES = (*MODULES, *(path.name for path in HERE.glob("*_cases.py")))
-AWAKE = "the sleep is over"
 WATCHED: list[Any] = []
 """The guests that there are; tests use the last one, those before it stand by."""
 
@@ -36,13 +35,17 @@ def booted(attach: Path | None = None, **machine: Any) -> Iterator[Any]:
 @contextmanager
 def watched(guest: Any) -> Iterator[None]:
     """The cases are in it, and what its tests do beside is seen."""
-    put_cases(guest)
-    guest.run(["python3", f"{FOLDER}/watch.py"]).check()
+    begin_to_watch(guest)
     WATCHED.append(guest)
     try:
         yield
     finally:
         WATCHED.remove(guest)
+
+
+def begin_to_watch(guest: Any) -> None:
+    put_cases(guest)
+    guest.run(["python3", f"{FOLDER}/watch.py"]).check()
 
 
 def put_cases(guest: Any) -> None:
@@ -76,26 +79,6 @@ def run_cases(guest: Any, file: str, names: Sequence[str] = (), seconds: float =
             tail = done.stderr.decode(errors="replace")[-2000:]
             record |= {"ok": False, "error": f"the run ended here: {tail}"}
     return found
-
-
-def run_asleep(guest: Any, command: str, seconds: float) -> str:
-    """What a shell command printed, amid which the guest sleeps. So does its agent, which may
-    then miss what it is asked: the console tells when it is over."""
-    log, console = f"{FOLDER}/asleep.log", guest.folder / "console.log"
-
-    def over() -> int:
-        return console.read_text(errors="replace").count(AWAKE)
-
-    before, deadline = over(), time.monotonic() + seconds
-    guest.run(
-        f"cd {FOLDER}; ({command}; echo {AWAKE} >/dev/ttyS0) </dev/null >{log} 2>&1 &"
-    ).check()
-    while over() == before:
-        guest.check_running()
-        assert time.monotonic() < deadline, console.read_text(errors="replace")[-3000:]
-        time.sleep(0.1)
-    text: str = guest.run(["cat", log]).check().text
-    return text
 
 
 def wait_for(guest: Any, condition: str, log: str = "/dev/null", seconds: int = 20) -> None:

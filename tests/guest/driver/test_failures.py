@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from conftest import booted, run_asleep, run_cases
+from conftest import booted, run_cases
 from failure_cases import CASES
 from lifecycle_failure_cases import ALONE
 from lifecycle_failure_cases import CASES as LIFECYCLE_CASES
+from sleeping import run_asleep
 
 pytestmark = [pytest.mark.guest, pytest.mark.stress]
 # With little HBM, which is soon short; firmware leaves no room for a virtual function.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import run_asleep
+from sleeping import run_asleep
 from watch import HANG, NOT_SERVED
 
 DEVICE = "/machine/peripheral/vtpu0"

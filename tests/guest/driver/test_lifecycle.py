@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import booted, put_cases, run_cases
+from conftest import begin_to_watch, booted, run_cases
 from lifecycle_cases import CASES
 from test_aer import ERROR, LINK_RESET, RECOVERED, RECOVERIES, recoveries, report
 from test_injection import DEVICE, inject
@@ -252,9 +252,9 @@ def test_the_next_kernel_finds_it_at_rest(guest: Any) -> None:
         with suppress(GuestError, ChannelError, TimeoutError):
             guest.wait_agent(10)
             connected = True
-    # Nobody has watched this kernel from its start.
+    # Nobody has watched this kernel so far.
     messages = guest.run(["dmesg"]).text
     for bad in ("DMAR: [DMA", "DMAR: [INTR-REMAP", "WARNING:", "BUG:", "Oops"):
         assert bad not in messages, messages[-4000:]
-    put_cases(guest)
+    begin_to_watch(guest)
     works(guest)
