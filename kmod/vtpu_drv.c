@@ -357,6 +357,24 @@ static void vtpu_stop(struct vtpu_device *vdev)
 	vtpu_dev_exit(vdev, idx);
 }
 
+/*
+ * After the machine's sleep they are there, whoever drives them, once the physical
+ * function has been restored; without a link the core does that with all at once.
+ */
+static int vtpu_link_vfs(struct pci_dev *pdev)
+{
+	struct pci_dev *vf = NULL;
+
+	while ((vf = pci_get_device(VTPU_VENDOR_ID, VTPU_VF_DEVICE_ID, vf))) {
+		if (pci_physfn(vf) == pdev &&
+		    !device_link_add(&vf->dev, &pdev->dev, DL_FLAG_STATELESS)) {
+			pci_dev_put(vf);
+			return -ENOMEM;
+		}
+	}
+	return 0;
+}
+
 /* Virtual functions work only while the physical one is awake. */
 static int vtpu_sriov_configure(struct pci_dev *pdev, int num_vfs)
 {
@@ -369,6 +387,10 @@ static int vtpu_sriov_configure(struct pci_dev *pdev, int num_vfs)
 			return ret;
 	}
 	ret = pci_sriov_configure_simple(pdev, num_vfs);
+	if (ret > 0 && vtpu_link_vfs(pdev)) {
+		pci_disable_sriov(pdev);
+		ret = -ENOMEM;
+	}
 	if (!pci_num_vf(pdev))
 		vtpu_pm_put(vdev);
 	return ret;

@@ -21,7 +21,6 @@ from harness import (
     WATCHED,
     begin_to_watch,
     booted,
-    put_cases,
     run_cases,
     unexpected,
     wait_for,
@@ -32,7 +31,6 @@ __all__ = [  # for the tests
     "HERE",
     "begin_to_watch",
     "booted",
-    "put_cases",
     "run_cases",
     "wait_for",
 ]

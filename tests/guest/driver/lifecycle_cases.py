@@ -620,18 +620,40 @@ def held_when_it_goes(pull: bool) -> None:
     print("survived", flush=True)
 
 
-# ---- Disturbed from outside, until a file says so ----
+# ---- Until a file says so ----
+
+ENOUGH = Path(FOLDER, "enough")
+
+
+def held_until_told() -> None:
+    """A job that never ends and a mapping, of a device that goes; says ready, gone, survived."""
+    dev = Setup(timeout_ms=600000)
+    dev.hbm_map[:4] = b"mine"
+    sync = dev.syncobj()
+    dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(sync, SYNC_SIGNAL, 0)])
+    fence = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
+    print("ready", flush=True)
+    until(lambda: raw.sync_file_state(fence) != 0, 60, "the job has ended")
+    assert raw.sync_file_state(fence) == -errno.ENODEV
+    # Waits while the device may come back; then it may still show what is there.
+    bytes(dev.hbm_map[:4])
+    until(lambda: is_gone(dev), 60, "the device is gone")
+    print("gone", flush=True)
+    until(ENOUGH.exists, 120, "the end")
+    assert dev.hbm_map[:4] == bytes(4)
+    dev.close()
+    os.close(fence)
+    print("survived", flush=True)
 
 
 def everything_until_told() -> None:
     kept = Kept()
-    told = Path(FOLDER, "enough")
-    told.unlink(missing_ok=True)
+    ENOUGH.unlink(missing_ok=True)
 
     with disturbed(USES) as served:
         served()
         print("ready", flush=True)
-        until(told.exists, 300, "the end")
+        until(ENOUGH.exists, 300, "the end")
         served()
     kept.check()
     works()
@@ -666,6 +688,7 @@ BACKGROUND = {
     "unplugged": lambda: held_when_it_goes(False),
     "pulled": lambda: held_when_it_goes(True),
     "everything_until_told": everything_until_told,
+    "held_until_told": held_until_told,
 }
 
 if __name__ == "__main__":
