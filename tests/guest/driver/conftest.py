@@ -19,6 +19,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 from harness import (
     HERE,
     WATCHED,
+    about_to_unplug,
     begin_to_watch,
     booted,
     run_cases,
@@ -29,6 +30,7 @@ from watch import Expected
 
 __all__ = [  # for the tests
     "HERE",
+    "about_to_unplug",
     "begin_to_watch",
     "booted",
     "run_cases",

@@ -17,8 +17,11 @@ from watch import Expected
 HERE = Path(__file__).resolve().parent
 MODULES = ("vtpu_raw.py", "watch.py", "fault_injection.py", "cases.py")
 FILES = (*MODULES, *(path.name for path in HERE.glob("*_cases.py")))
+LOCKDEP = "/proc/lockdep_stats"
 WATCHED: list[Any] = []
 """The guests that there are; tests use the last one, those before it stand by."""
+UNPLUGGED: list[Any] = []
+"""The guests where lockdep may be off."""
 
 
 @contextmanager
@@ -29,7 +32,7 @@ def booted(attach: Path | None = None, **machine: Any) -> Iterator[Any]:
     with Attached(attach) if attach else Guest(**machine) as running:
         with watched(running):
             yield running
-        no_memory_leaks(running)
+        ends_well(running)
 
 
 @contextmanager
@@ -60,6 +63,27 @@ def unexpected(guest: Any, expected: Expected) -> list[str]:
     look = ["python3", "-S", f"{FOLDER}/watch.py", json.dumps(asdict(expected))]
     found: list[str] = json.loads(guest.run(look).check().text)
     return found
+
+
+def ends_well(guest: Any) -> None:
+    """What takes long to look at, or is seen at the end alone."""
+    if guest not in UNPLUGGED:
+        lockdep_watches(guest)
+    no_memory_leaks(guest)
+
+
+def about_to_unplug(guest: Any) -> None:
+    """Lockdep watches no more afterwards, see watch.PCIEHP: so this is for the last tests of a
+    guest, and all before them have been watched."""
+    if guest not in UNPLUGGED:
+        lockdep_watches(guest)
+        UNPLUGGED.append(guest)
+
+
+def lockdep_watches(guest: Any) -> None:
+    """On a kernel that has it. It gives up at its first report, whoever's that is."""
+    stats = guest.run(f"test ! -e {LOCKDEP} || grep debug_locks: {LOCKDEP}").check().text
+    assert not stats or int(stats.split()[1]), "lockdep is off"
 
 
 def no_memory_leaks(guest: Any) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cases import FOLDER
-from harness import no_memory_leaks, watched
+from harness import ends_well, watched
 
 LOG = f"{FOLDER}/asleep.log"
 SECONDS = 240
@@ -34,7 +34,7 @@ def sleeper(folder: Path | None = None, **machine: Any) -> Iterator[Any]:
     try:
         with watched(guest):
             yield guest
-        no_memory_leaks(guest)
+        ends_well(guest)
     finally:
         # After a suspend to RAM the firmware has not set up again what would power it off.
         guest.kill()

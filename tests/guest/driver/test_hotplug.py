@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The device is unplugged while it works, and plugged in again, as the host arranges it.
 
-In a guest of its own: see watch.PCIEHP.
+In a guest of its own, which lockdep watches no more afterwards.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import booted, wait_for
+from conftest import about_to_unplug, booted, wait_for
 from test_injection import python
 
 pytestmark = pytest.mark.guest
@@ -49,6 +49,7 @@ def test_the_device_is_unplugged(guest: Any) -> None:
     guest.put(UNPLUG.encode(), f"{FOLDER}/unplug.py")
     guest.run(f"cd {FOLDER}; python3 unplug.py >{log} 2>&1 </dev/null &").check()
     wait_for(guest, f"grep -q ready {log}", log)
+    about_to_unplug(guest)
     guest.qmp("device_del", id="vtpu0")
     wait_for(guest, f"grep -q survived {log}", log)
     wait_for(guest, "test ! -e /dev/accel/accel0", log)

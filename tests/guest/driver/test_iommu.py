@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import booted, run_cases, wait_for
+from conftest import about_to_unplug, booted, run_cases, wait_for
 
 pytestmark = pytest.mark.guest
 NODES = ("accel0", "accel1")
@@ -104,9 +104,16 @@ def test_memory_of_processes(behind: tuple[Any, str], file: str, names: tuple[st
     all_pass(guest, file, names)
 
 
-def test_a_device_goes_with_its_memory_in_use(behind: tuple[Any, str]) -> None:
-    """Unplugged, with it what the IOMMU knew of it, while a process has all of it mapped."""
+def test_user_queues(behind: tuple[Any, str]) -> None:
     guest, _ = behind
+    all_pass(guest, "userq_cases.py", USER_QUEUES)
+
+
+def test_a_device_goes_with_its_memory_in_use(behind: tuple[Any, str]) -> None:
+    """Unplugged, with it what the IOMMU knew of it, while a process has all of it mapped. The
+    last test of its guest, as unplugging ends lockdep."""
+    guest, _ = behind
+    about_to_unplug(guest)
     guest.run(
         f"cd {FOLDER}; rm -f going; python3 between_cases.py hold >hold.log 2>&1 </dev/null &"
     ).check()
@@ -117,9 +124,3 @@ def test_a_device_goes_with_its_memory_in_use(behind: tuple[Any, str]) -> None:
     guest.run(
         f"while pgrep -f '[b]etween_cases.py hold'; do sleep 0.1; done; cat {FOLDER}/hold.log"
     )
-
-
-def test_user_queues(behind: tuple[Any, str]) -> None:
-    """After the others: where the device went with a file open, its node has another number."""
-    guest, _ = behind
-    all_pass(guest, "userq_cases.py", USER_QUEUES)

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import begin_to_watch, booted, run_cases
+from conftest import about_to_unplug, begin_to_watch, booted, run_cases
 from lifecycle_cases import CASES
 from test_aer import ERROR, LINK_RESET, RECOVERED, RECOVERIES, recoveries, report
 from test_injection import DEVICE, inject
@@ -168,31 +168,6 @@ def start(guest: Any, what: str) -> None:
     wait_log(guest, f"grep -q -e ready -e Traceback {LOG}")
 
 
-def plug_in(guest: Any) -> None:
-    """Once the kernel has done with the slot: it would cut the power of the new one."""
-    python = f"import sys; sys.path.insert(0, '{FOLDER}'); import lifecycle_cases as cases; "
-    off = f"{python} cases.until(lambda: cases.slot_is_off('0'), 60, 'the slot is off')"
-    guest.run(["python3", "-c", off]).check()
-    deadline = time.monotonic() + 60
-    while any(c["name"] == "vtpu0" for c in guest.qmp("qom-list", path="/machine/peripheral")):
-        assert time.monotonic() < deadline, "the slot keeps it"
-        time.sleep(0.05)
-    guest.qmp("device_add", driver="vtpu", id="vtpu0", bus="vtpu-port", **{"hbm-size": HBM})
-    wait_log(guest, "test -e /dev/accel/accel0")
-
-
-@pytest.mark.parametrize("how", ["unplugged", "pulled"])
-def test_it_goes_with_everything_in_use(how: str, guest: Any) -> None:
-    """Asked for, and without a warning; then another one comes into the slot."""
-    for _ in range(1 if how == "unplugged" else 2):
-        start(guest, how)
-        if how == "unplugged":
-            guest.qmp("device_del", id="vtpu0")
-        wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
-        plug_in(guest)
-    works(guest)
-
-
 def works(guest: Any) -> None:
     guest.run(
         [
@@ -214,6 +189,33 @@ def test_errors_on_the_bus_amid_everything(guest: Any) -> None:
         wait_log(guest, f"test $({RECOVERIES}) -gt {before + number}")
     guest.run(["touch", f"{FOLDER}/enough"]).check()
     wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
+
+
+def plug_in(guest: Any) -> None:
+    """Once the kernel has done with the slot: it would cut the power of the new one."""
+    python = f"import sys; sys.path.insert(0, '{FOLDER}'); import lifecycle_cases as cases; "
+    off = f"{python} cases.until(lambda: cases.slot_is_off('0'), 60, 'the slot is off')"
+    guest.run(["python3", "-c", off]).check()
+    deadline = time.monotonic() + 60
+    while any(c["name"] == "vtpu0" for c in guest.qmp("qom-list", path="/machine/peripheral")):
+        assert time.monotonic() < deadline, "the slot keeps it"
+        time.sleep(0.05)
+    guest.qmp("device_add", driver="vtpu", id="vtpu0", bus="vtpu-port", **{"hbm-size": HBM})
+    wait_log(guest, "test -e /dev/accel/accel0")
+
+
+@pytest.mark.parametrize("how", ["unplugged", "pulled"])
+def test_it_goes_with_everything_in_use(how: str, guest: Any) -> None:
+    """Asked for, and without a warning; then another one comes into the slot. After all others
+    that this kernel runs, as unplugging ends lockdep."""
+    about_to_unplug(guest)
+    for _ in range(1 if how == "unplugged" else 2):
+        start(guest, how)
+        if how == "unplugged":
+            guest.qmp("device_del", id="vtpu0")
+        wait_log(guest, f"grep -q survived {LOG}", f"grep -q Traceback {LOG}")
+        plug_in(guest)
+    works(guest)
 
 
 def boots(guest: Any) -> int:

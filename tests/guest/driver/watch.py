@@ -49,7 +49,7 @@ HARMLESS = (
 )
 
 # Unplugging takes two locks of the PCI core in both orders, as lockdep says once, and then
-# watches no more: who unplugs has a guest of its own.
+# watches no more: who unplugs comes last in a guest (harness.about_to_unplug).
 LOCKDEP = "possible circular locking dependency"
 PCIEHP = ("ctrl->reset_lock", "pci_rescan_remove_lock")
 REPORT_END = "</TASK>"
