@@ -303,12 +303,12 @@ static int (* const vtpu_probe_steps[])(struct vtpu_device *vdev) = {
 	vtpu_init_dma,
 	vtpu_hbm_init,
 	vtpu_coredump_init,
+	vtpu_pci_init,
 	vtpu_start,
 	vtpu_alloc_vectors,
 	vtpu_init_queues,
 	vtpu_irq_init,
 	vtpu_hw_test_irq,
-	vtpu_pci_init,
 	vtpu_pm_init,
 	vtpu_hwmon_init,
 	vtpu_register,
@@ -410,7 +410,7 @@ static void vtpu_remove(struct pci_dev *pdev)
 	if (pci_num_vf(pdev))
 		vtpu_sriov_configure(pdev, 0);
 	vtpu_stop(vdev);
-	drm_dev_unplug(&vdev->drm);
+	vtpu_unplug(vdev);
 	vtpu_pm_gone(vdev);
 	vtpu_reset_fini(vdev);
 	vtpu_gem_unmap_dma(vdev);

@@ -118,14 +118,35 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 
 /* ---- Errors on the bus ---- */
 
+/*
+ * After a reset of the link nobody else does. What the core saves is gone once it
+ * was restored, be it after D3hot.
+ */
+static void vtpu_pci_restore(struct vtpu_device *vdev)
+{
+	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
+
+	pci_load_saved_state(pdev, vdev->pci_state);
+	pci_restore_state(pdev);
+}
+
+/* Once: what was lost may be lost again, and is removed. The callers exclude each other. */
+void vtpu_unplug(struct vtpu_device *vdev)
+{
+	if (!drm_dev_is_unplugged(&vdev->drm))
+		drm_dev_unplug(&vdev->drm);
+}
+
 /* For good: those who wait go on, and then find it unplugged. */
 static void vtpu_pci_lost(struct vtpu_device *vdev)
 {
 	/* If the link was not reset, it may be at work. */
 	pci_clear_master(to_pci_dev(vdev->drm.dev));
+	/* If it was, the next driver is to find the BARs in their places. */
+	vtpu_pci_restore(vdev);
 	down_write(&vdev->bar_sem);
 	vtpu_bar_open(vdev);
-	drm_dev_unplug(&vdev->drm);
+	vtpu_unplug(vdev);
 }
 
 /* The core does not tell when it gives up, because another function has no driver, say. */
@@ -166,16 +187,9 @@ static pci_ers_result_t vtpu_error_detected(struct pci_dev *pdev, pci_channel_st
 	return PCI_ERS_RESULT_DISCONNECT;
 }
 
-/* What the core saves is gone once it was restored, be it after D3hot. */
 static pci_ers_result_t vtpu_slot_reset(struct pci_dev *pdev)
 {
-	struct vtpu_device *vdev = pci_get_drvdata(pdev);
-
-	pci_load_saved_state(pdev, vdev->pci_state);
-	pci_restore_state(pdev);
-	/* The state is that of a device at work; it is that once it was started. */
-	if (READ_ONCE(vdev->wedged))
-		pci_clear_master(pdev);
+	vtpu_pci_restore(pci_get_drvdata(pdev));
 	return PCI_ERS_RESULT_RECOVERED;
 }
 
@@ -206,7 +220,7 @@ static void vtpu_pci_state_fini(struct drm_device *drm, void *state)
 	kfree(state);
 }
 
-/* The function is as it is to be after a reset of the link. */
+/* The function is as it is to be after a reset of the link: it does not master the bus yet. */
 int vtpu_pci_init(struct vtpu_device *vdev)
 {
 	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
@@ -223,6 +237,8 @@ int vtpu_pci_init(struct vtpu_device *vdev)
 void vtpu_pci_stop(struct vtpu_device *vdev)
 {
 	cancel_delayed_work_sync(&vdev->recovery);
+	if (vdev->frozen)
+		vtpu_pci_restore(vdev);
 	down_write(&vdev->bar_sem);
 	vtpu_bar_open(vdev);
 }

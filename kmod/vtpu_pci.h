@@ -10,5 +10,6 @@ extern const struct pci_error_handlers vtpu_err_handlers;
 
 int vtpu_pci_init(struct vtpu_device *vdev);
 void vtpu_pci_stop(struct vtpu_device *vdev);
+void vtpu_unplug(struct vtpu_device *vdev);
 
 #endif

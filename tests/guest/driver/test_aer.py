@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from cases import FOLDER
-from conftest import wait_for
+from conftest import booted, wait_for
 from test_injection import python
 from watch import LOST, STUCK_RESET
 
@@ -18,6 +19,8 @@ RECOVERIES = "dmesg | grep -c 'AER: device recovery successful'"
 ERROR = r"vtpu .*(PCIe Bus Error|error status/mask=|\[ ?\d+\] (RxErr|CmpltTO) )"
 RECOVERED = r"pcieport .*AER: device recovery successful"
 LINK_RESET = r"pcieport .*AER: Root Port link has been reset \(0\)"
+GIVEN_UP = r"AER: (can't recover \(no error_detected callback\)|device recovery failed)"
+NO_RECOVERY = r"vtpu .*no recovery from the error on the bus"
 
 
 def report(guest: Any, error: str) -> None:
@@ -125,3 +128,94 @@ def test_a_fatal_error_resets_the_link_and_the_device_comes_back(guest: Any) -> 
     assert "severity=Uncorrectable (Fatal)" in guest.run(["dmesg"]).text
     recovered(guest, before)
     python(guest, "dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])")
+
+
+# ---- While it sleeps ----
+
+ASLEEP = f"""
+import os, sys
+sys.path.insert(0, {FOLDER!r})
+import vtpu_raw as raw
+from cases import Setup, until
+from power_cases import falls_asleep, light_sleeper
+
+resets = int(sys.argv[1])
+with light_sleeper(), Setup() as dev:
+    before = dev.resets().device_resets
+    dev.hbm_map[:8] = b"survives"
+    falls_asleep()
+    print("asleep", flush=True)
+    until(lambda: os.path.exists("{FOLDER}/enough"), 60, "the error")
+    dev.finish_ok([raw.copy(dev.host_va, dev.hbm_va, 8)])
+    assert dev.host_map[:8] == b"survives"
+    assert dev.resets().device_resets == before + resets
+    falls_asleep()
+print("done", flush=True)
+"""
+
+
+@pytest.mark.parametrize("error", ["RCVR", "COMP_TIME", "DLP"])
+@pytest.mark.expects(ERROR, RECOVERED, LINK_RESET, resets=True)
+def test_an_error_while_it_sleeps(error: str, guest: Any) -> None:
+    """It is woken for the recovery, has forgotten nothing, and falls asleep again."""
+    log, before = f"{FOLDER}/asleep.log", recoveries(guest)
+    guest.put(ASLEEP.encode(), f"{FOLDER}/asleep.py")
+    guest.run(
+        f"cd {FOLDER}; rm -f enough; "
+        f"python3 asleep.py {int(error == 'DLP')} >{log} 2>&1 </dev/null &"
+    ).check()
+    wait_for(guest, f"grep -q asleep {log}", log)
+    assert guest.run(["cat", f"{DEVICE}/power_state"]).text == "D3hot\n"
+    if error == "RCVR":
+        counted(guest, "correctable", "RxErr", error)
+    else:
+        report(guest, error)
+        recovered(guest, before)
+    guest.run(["touch", f"{FOLDER}/enough"]).check()
+    wait_for(guest, f"grep -q done {log}", log, seconds=30)
+
+
+# ---- Without a recovery ----
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Any]:
+    """A guest where the device shares its slot with a function that has no driver, for whose
+    sake the core gives up all that are there."""
+    beside = ("-device", "pvpanic-pci,bus=vtpu-port,addr=0.1")
+    with booted(device="addr=0.0,multifunction=on", extra_arguments=beside) as running:
+        yield running
+
+
+def fails(guest: Any) -> None:
+    """Reports a fatal error, and returns when the core has given up."""
+    count = "dmesg | grep -c 'AER: device recovery failed'"
+    before = int(guest.run(count).text)
+    report(guest, "DLP")
+    wait_for(guest, f"test $({count}) -eq {before + 1}")
+
+
+@pytest.mark.parametrize("end", [pytest.param("given-up", marks=pytest.mark.stress), "unbound"])
+@pytest.mark.expects(ERROR, LINK_RESET, GIVEN_UP, NO_RECOVERY)
+def test_an_error_without_a_recovery(end: str, shared: Any) -> None:
+    """It is gone for its files, at the latest when the driver gives up, too, or is told to go;
+    the next one finds it whole."""
+    guest, log = shared, f"{FOLDER}/hold.log"
+    # Its node has another number after a binding with a file of before still open.
+    name = guest.run("basename /sys/bus/pci/drivers/vtpu/*:*").check().text.strip()
+    guest.run(
+        f"cd {FOLDER}; rm -f enough; "
+        f"python3 lifecycle_cases.py held_until_told >{log} 2>&1 </dev/null &"
+    ).check()
+    wait_for(guest, f"grep -q ready {log}", log)
+    fails(guest)
+    if end == "given-up":
+        # The newest kernels tell the driver; for others it waits 90 s.
+        wait_for(guest, f"grep -q gone {log}", log, seconds=120)
+        fails(guest)
+    guest.run(f"echo {name} >/sys/bus/pci/drivers/vtpu/unbind").check()
+    wait_for(guest, f"grep -q gone {log}", log)
+    guest.run(f"echo {name} >/sys/bus/pci/drivers/vtpu/bind").check()
+    python(guest, "dev.finish_ok([raw.fill(dev.hbm_va, 8, 1)])")
+    guest.run(["touch", f"{FOLDER}/enough"]).check()
+    wait_for(guest, f"grep -q survived {log}", log)
