@@ -263,12 +263,12 @@ static void vtpu_coredump_fini(struct drm_device *drm, void *data)
 
 	/* Each work belonged to a file, and each file has flushed it. */
 	WARN_ON(dump->busy);
-	vfree(dump);
+	kvfree(dump);
 }
 
 int vtpu_coredump_init(struct vtpu_device *vdev)
 {
-	struct vtpu_coredump *dump = vzalloc(sizeof(*dump));
+	struct vtpu_coredump *dump = kvzalloc(sizeof(*dump), GFP_KERNEL);
 
 	if (!dump)
 		return -ENOMEM;

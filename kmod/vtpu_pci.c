@@ -226,6 +226,7 @@ int vtpu_pci_init(struct vtpu_device *vdev)
 	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
 
 	INIT_DELAYED_WORK(&vdev->recovery, vtpu_recovery_late);
+	pci_clear_master(pdev);
 	pci_save_state(pdev);
 	vdev->pci_state = pci_store_saved_state(pdev);
 	if (!vdev->pci_state)
