@@ -115,6 +115,7 @@ struct vtpu_device {
 	struct mutex hbm_lock;		/* never held while HBM is written */
 	struct drm_mm hbm_mm;		/* hbm_lock */
 	u64 hbm_for_buffers;		/* set once: tables have the rest to themselves */
+	u64 hbm_tables_from;		/* set once: below are none */
 	u64 hbm_used;			/* hbm_lock */
 	u64 hbm_evicted;		/* bytes that belong there but are not; hbm_lock */
 	u64 hbm_evictions;		/* hbm_lock */
@@ -213,7 +214,7 @@ int vtpu_irq_init(struct vtpu_device *vdev);
 
 /* vtpu_hbm.c */
 int vtpu_hbm_init(struct vtpu_device *vdev);
-int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size);
+int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size, u64 from);
 int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node);
 int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node);
 void vtpu_hbm_free(struct vtpu_device *vdev, struct drm_mm_node *node);

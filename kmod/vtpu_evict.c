@@ -181,8 +181,8 @@ static bool vtpu_candidates_get(struct vtpu_device *vdev, enum vtpu_use most,
 	return unsettled;
 }
 
-/* Moves those to victims whose going makes a hole of the size. */
-static int vtpu_choose_victims(struct vtpu_device *vdev, u64 size,
+/* Moves those to victims whose going makes a hole of the size at from or above. */
+static int vtpu_choose_victims(struct vtpu_device *vdev, u64 size, u64 from,
 			       struct list_head *candidates, struct list_head *victims)
 {
 	struct vtpu_bo *bo, *next;
@@ -191,7 +191,7 @@ static int vtpu_choose_victims(struct vtpu_device *vdev, u64 size,
 
 	mutex_lock(&vdev->hbm_lock);
 	drm_mm_scan_init_with_range(&scan, &vdev->hbm_mm, size, vtpu_hbm_alignment(size), 0,
-				    0, vdev->hbm_for_buffers, DRM_MM_INSERT_BEST);
+				    from, vdev->hbm_for_buffers, DRM_MM_INSERT_BEST);
 	list_for_each_entry_safe(bo, next, candidates, candidate) {
 		/* In reverse, as they have to be taken out again. */
 		list_move(&bo->candidate, victims);
@@ -236,7 +236,7 @@ static int vtpu_evict_list(struct list_head *victims)
 	return ret;
 }
 
-static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, enum vtpu_use most)
+static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, u64 from, enum vtpu_use most)
 {
 	LIST_HEAD(candidates);
 	LIST_HEAD(victims);
@@ -244,7 +244,7 @@ static int vtpu_evict_chosen(struct vtpu_device *vdev, u64 size, enum vtpu_use m
 	int ret;
 
 	unsettled = vtpu_candidates_get(vdev, most, &candidates);
-	ret = vtpu_choose_victims(vdev, size, &candidates, &victims);
+	ret = vtpu_choose_victims(vdev, size, from, &candidates, &victims);
 	vtpu_candidates_put(&candidates);
 	if (ret == -ENOSPC && unsettled)
 		return -EAGAIN;
@@ -264,8 +264,8 @@ static int vtpu_evict_all(struct vtpu_device *vdev, enum vtpu_use most)
 	return ret;
 }
 
-/* A place in HBM, if need be where others were. */
-static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
+/* A place in HBM, at from or above, if need be where others were. */
+static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size, u64 from)
 {
 	bool refused = false;
 	int ret;
@@ -273,10 +273,10 @@ static int vtpu_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 si
 	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
 		return -ENOSPC;
 	/* Again, because page tables are allocated without the lock. */
-	while ((ret = vtpu_hbm_place(vdev, node, size)) == -ENOSPC) {
-		ret = vtpu_evict_chosen(vdev, size, VTPU_IDLE);
+	while ((ret = vtpu_hbm_place(vdev, node, size, from)) == -ENOSPC) {
+		ret = vtpu_evict_chosen(vdev, size, from, VTPU_IDLE);
 		if (ret == -ENOSPC)
-			ret = vtpu_evict_chosen(vdev, size, VTPU_IN_JOBS);
+			ret = vtpu_evict_chosen(vdev, size, from, VTPU_IN_JOBS);
 		/* Whose owner has no memory stays; others may leave. */
 		if (ret == -ENOMEM) {
 			refused = true;
@@ -295,7 +295,7 @@ static int vtpu_bo_restore(struct vtpu_bo *bo)
 
 	if (!bo->evicted)
 		return 0;
-	ret = vtpu_place(vdev, &bo->hbm, bo->shmem.base.size);
+	ret = vtpu_place(vdev, &bo->hbm, bo->shmem.base.size, 0);
 	if (ret)
 		return ret;
 
@@ -433,7 +433,7 @@ static int vtpu_bo_place_locked(void *data)
 	int ret;
 
 	vdev->validation++;
-	ret = vtpu_place(vdev, &bo->hbm, bo->shmem.base.size);
+	ret = vtpu_place(vdev, &bo->hbm, bo->shmem.base.size, 0);
 	if (ret)
 		return ret;
 	mutex_lock(&vdev->hbm_lock);
@@ -469,18 +469,19 @@ struct vtpu_hole {
 static int vtpu_evict_for_locked(void *data)
 {
 	const struct vtpu_hole *hole = data;
+	struct vtpu_device *vdev = hole->vdev;
 	struct drm_mm_node node = {};
 	int ret;
 
-	hole->vdev->validation++;
-	ret = vtpu_place(hole->vdev, &node, hole->size);
+	vdev->validation++;
+	ret = vtpu_place(vdev, &node, hole->size, vdev->hbm_tables_from);
 	if (!ret)
-		vtpu_hbm_free(hole->vdev, &node);
+		vtpu_hbm_free(vdev, &node);
 	return ret;
 }
 
 /* Room for page tables of that size, which the caller then allocates. */
-int vtpu_evict_for(struct vtpu_device *vdev, u64 size)
+int vtpu_evict_for_tables(struct vtpu_device *vdev, u64 size)
 {
 	struct vtpu_hole hole = { vdev, size };
 

@@ -68,7 +68,7 @@ int vtpu_bo_contents_init(struct vtpu_bo *bo);
 void vtpu_bo_contents_fini(struct vtpu_bo *bo);
 
 /* vtpu_evict.c */
-int vtpu_evict_for(struct vtpu_device *vdev, u64 size);
+int vtpu_evict_for_tables(struct vtpu_device *vdev, u64 size);
 int vtpu_bo_place(struct vtpu_bo *bo);
 int vtpu_bo_make_resident(struct vtpu_bo *bo);
 int vtpu_vm_lock_resident(struct vtpu_vm *vm);

@@ -10,9 +10,11 @@
 /*
  * The top of HBM is kept for page tables, which cannot move: among buffers they
  * would cut HBM into pieces for good. It holds the tables of twice as much
- * memory as HBM is, in small pages; more of them go where there is room.
+ * memory as HBM is, in small pages. More of them take the place of buffers, but
+ * of those in the last quarter only: a large buffer always finds the rest whole.
  */
 #define TABLES_SHARE	256
+#define TABLES_AT_MOST	4
 
 static void vtpu_hbm_fini(struct drm_device *drm, void *unused)
 {
@@ -22,6 +24,7 @@ static void vtpu_hbm_fini(struct drm_device *drm, void *unused)
 int vtpu_hbm_init(struct vtpu_device *vdev)
 {
 	vdev->hbm_for_buffers = vdev->hbm_size - vdev->hbm_size / TABLES_SHARE;
+	vdev->hbm_tables_from = vdev->hbm_size - vdev->hbm_size / TABLES_AT_MOST;
 	INIT_LIST_HEAD(&vdev->hbm_buffers);
 	init_waitqueue_head(&vdev->hbm_wait);
 	drm_mm_init(&vdev->hbm_mm, 0, vdev->hbm_size);
@@ -55,26 +58,26 @@ int vtpu_hbm_clear(struct vtpu_device *vdev, const struct drm_mm_node *node)
 }
 
 static int vtpu_hbm_insert(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size,
-			   u64 end, enum drm_mm_insert_mode mode)
+			   u64 from, u64 end, enum drm_mm_insert_mode mode)
 {
 	int ret;
 
 	mutex_lock(&vdev->hbm_lock);
 	ret = drm_mm_insert_node_in_range(&vdev->hbm_mm, node, size, vtpu_hbm_alignment(size),
-					  0, 0, end, mode);
+					  0, from, end, mode);
 	if (!ret)
 		vdev->hbm_used += node->size;
 	mutex_unlock(&vdev->hbm_lock);
 	return ret;
 }
 
-/* A place for a buffer, with whatever was there before. */
-int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size)
+/* A place for a buffer at from or above, with whatever was there before. */
+int vtpu_hbm_place(struct vtpu_device *vdev, struct drm_mm_node *node, u64 size, u64 from)
 {
 	/* Small ones keep out of the way of those that need huge pages. */
 	bool large = vtpu_hbm_alignment(size) > VTPU_PAGE_BYTES;
 
-	return vtpu_hbm_insert(vdev, node, size, vdev->hbm_for_buffers,
+	return vtpu_hbm_insert(vdev, node, size, from, vdev->hbm_for_buffers,
 			       large ? DRM_MM_INSERT_BEST : DRM_MM_INSERT_HIGH);
 }
 
@@ -85,7 +88,8 @@ int vtpu_hbm_alloc_table(struct vtpu_device *vdev, struct drm_mm_node *node)
 
 	if (vtpu_inject(vdev, VTPU_INJECT_HBM))
 		return -ENOSPC;
-	ret = vtpu_hbm_insert(vdev, node, VTPU_PAGE_BYTES, vdev->hbm_size, DRM_MM_INSERT_HIGH);
+	ret = vtpu_hbm_insert(vdev, node, VTPU_PAGE_BYTES, vdev->hbm_tables_from, vdev->hbm_size,
+			      DRM_MM_INSERT_HIGH);
 	if (ret)
 		return ret;
 	ret = vtpu_hbm_clear(vdev, node);

@@ -331,7 +331,7 @@ static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 	}
 	ret = vtpu_vm_map_once(vm, bo, args);
 	for (unsigned int i = 0; ret == -ENOSPC && i < TABLE_TRIES; i++) {
-		ret = vtpu_evict_for(vm->vdev, tables * VTPU_PAGE_BYTES);
+		ret = vtpu_evict_for_tables(vm->vdev, tables * VTPU_PAGE_BYTES);
 		if (ret)
 			return ret;
 		ret = vtpu_vm_map_once(vm, bo, args);
@@ -469,7 +469,7 @@ static struct vtpu_vm *vtpu_vm_create(struct vtpu_device *vdev, struct vtpu_user
 		goto err_free;
 	vm->root = vtpu_vm_alloc_root(vdev);
 	for (unsigned int i = 0; vm->root == ERR_PTR(-ENOSPC) && i < TABLE_TRIES; i++) {
-		ret = vtpu_evict_for(vdev, VTPU_PAGE_BYTES);
+		ret = vtpu_evict_for_tables(vdev, VTPU_PAGE_BYTES);
 		vm->root = ret ? ERR_PTR(ret) : vtpu_vm_alloc_root(vdev);
 		if (ret)
 			break;

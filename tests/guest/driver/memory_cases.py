@@ -405,6 +405,24 @@ def page_tables_take_the_place_of_buffers() -> None:
             dev.read(handle)
 
 
+@case
+def page_tables_leave_most_of_hbm_whole() -> None:
+    """Even where the only free memory is low when they are made: something higher up leaves."""
+    with Client() as dev:
+        total = dev.memory().hbm_bytes
+        for number in range(total // 256 // PAGE):  # what they have to themselves
+            dev.bind(dev.vm_id, dev.host, (64 << 30) + (number << 30), PAGE)
+        pool = [dev.bo(MIB, HBM) for _ in range(total // MIB - 1)]
+        assert dev.memory().hbm_evicted == 0
+        # They lie from the top down; so the hole of the last that went is the highest.
+        for number in range(total * 3 // 4 // MIB):
+            dev.close_bo(pool.pop())
+            dev.bind(dev.vm_id, dev.host, (1 << 40) + (number << 30), PAGE)
+        for handle in pool:
+            dev.close_bo(handle)
+        dev.close_bo(dev.bo(share(dev, 0.7), HBM))
+
+
 # ---- System memory ----
 
 
