@@ -25,7 +25,7 @@ def sleeper(folder: Path | None = None, **machine: Any) -> Iterator[Any]:
     from vtpu_guest import Guest
 
     if folder:
-        machine["extra_arguments"] = (*machine["extra_arguments"], *_swap_disk(folder))
+        machine["extra_arguments"] = (*machine.get("extra_arguments", ()), *_swap_disk(folder))
     guest = Guest(memory_mb=1024, **machine)
     images = guest.machine.images
     kernel = images.packed_kernel or images.kernel

@@ -15,11 +15,11 @@ import pytest
 from conftest import run_cases
 from power_cases import CASES
 from sleeping import has_ram_sleep, hibernate, sleeper, suspend_to_ram
+from watch import LOST_TO_SLEEP
 
 pytestmark = pytest.mark.guest
 HBM = 64 << 20
 SLEEP = "python3 power_cases.py sleep "
-LOST = r"vtpu .*jobs are lost: the machine is about to sleep"
 
 
 @pytest.fixture(scope="module")
@@ -56,14 +56,14 @@ def spoil(folder: Path) -> None:
 
 
 @pytest.mark.stress  # an image is made, written and read under emulation
-@pytest.mark.expects(LOST)
+@pytest.mark.expects(LOST_TO_SLEEP)
 def test_hibernation(guest: Any, folder: Path) -> None:
     """The machine is switched off, and another one goes on where it was."""
     said = hibernate(guest, SLEEP + "disk", lambda: spoil(folder))
     assert said.endswith("survived\n"), said
 
 
-@pytest.mark.expects(LOST)
+@pytest.mark.expects(LOST_TO_SLEEP)
 def test_suspend_to_ram(guest: Any, folder: Path) -> None:
     """HBM loses its power, and with it what it held."""
     if not has_ram_sleep(guest):

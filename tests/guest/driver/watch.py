@@ -41,6 +41,7 @@ STUCK_ENGINES = r"vtpu .*the engines do not stop, resetting the device"
 STUCK_RESET = r"vtpu .*device reset did not finish"
 PROBE_FAILED = r"vtpu .*probe with driver vtpu failed with error"
 LOST = r"vtpu .*the device is lost"
+LOST_TO_SLEEP = r"vtpu .*jobs are lost: the machine is about to sleep"
 
 # Said of any module that is not Debian's, and of a machine that is emulated and slow.
 HARMLESS = (
