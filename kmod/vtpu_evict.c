@@ -13,6 +13,7 @@
  */
 
 #include <linux/list_sort.h>
+#include <linux/slab.h>
 #include <drm/drm_vma_manager.h>
 
 #include "vtpu_device.h"
@@ -461,31 +462,61 @@ int vtpu_bo_make_resident(struct vtpu_bo *bo)
 	return vtpu_with_residency(vtpu_bo_device(bo), vtpu_bo_make_resident_locked, bo);
 }
 
-struct vtpu_hole {
+struct vtpu_room {
 	struct vtpu_device *vdev;
 	u64 size;
 };
 
+struct vtpu_hole {
+	struct list_head link;
+	struct drm_mm_node node;
+};
+
+/* In pieces: where tables lie strewn there is no large one, and they need none. */
 static int vtpu_evict_for_locked(void *data)
 {
-	const struct vtpu_hole *hole = data;
-	struct vtpu_device *vdev = hole->vdev;
-	struct drm_mm_node node = {};
-	int ret;
+	const struct vtpu_room *room = data;
+	struct vtpu_device *vdev = room->vdev;
+	u64 piece = VTPU_HUGE_PAGE_BYTES, left = room->size;
+	struct vtpu_hole *hole, *next;
+	LIST_HEAD(holes);
+	int ret = 0;
 
 	vdev->validation++;
-	ret = vtpu_place(vdev, &node, hole->size, vdev->hbm_tables_from);
-	if (!ret)
-		vtpu_hbm_free(vdev, &node);
+	while (left && !ret) {
+		piece = min(piece, left);
+		hole = kzalloc(sizeof(*hole), GFP_KERNEL);
+		if (!hole) {
+			ret = -ENOMEM;
+			break;
+		}
+		ret = vtpu_place(vdev, &hole->node, piece, vdev->hbm_tables_from);
+		if (!ret) {
+			list_add(&hole->link, &holes);
+			left -= piece;
+			continue;
+		}
+		kfree(hole);
+		if (ret == -ENOSPC && piece > VTPU_PAGE_BYTES) {
+			piece = ALIGN(piece / 2, VTPU_PAGE_BYTES);
+			ret = 0;
+		}
+	}
+	list_for_each_entry_safe(hole, next, &holes, link) {
+		vtpu_hbm_free(vdev, &hole->node);
+		kfree(hole);
+	}
 	return ret;
 }
 
 /* Room for page tables of that size, which the caller then allocates. */
 int vtpu_evict_for_tables(struct vtpu_device *vdev, u64 size)
 {
-	struct vtpu_hole hole = { vdev, size };
+	struct vtpu_room room = { vdev, size };
 
-	return vtpu_with_residency(vdev, vtpu_evict_for_locked, &hole);
+	if (size > vdev->hbm_size - vdev->hbm_tables_from)
+		return -ENOSPC;
+	return vtpu_with_residency(vdev, vtpu_evict_for_locked, &room);
 }
 
 static int vtpu_vm_lock_resident_locked(void *data)

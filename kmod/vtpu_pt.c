@@ -11,16 +11,14 @@
 #include "vtpu_user.h"
 #include "vtpu_vm.h"
 
-#define PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
-
 static u64 vtpu_pt_span(unsigned int level)
 {
-	return (u64)VTPU_PAGE_BYTES << (level * ilog2(PT_ENTRIES));
+	return (u64)VTPU_PAGE_BYTES << (level * ilog2(VTPU_PT_ENTRIES));
 }
 
 static unsigned int vtpu_pt_index(u64 va, unsigned int level)
 {
-	return (va / vtpu_pt_span(level)) % PT_ENTRIES;
+	return (va / vtpu_pt_span(level)) % VTPU_PT_ENTRIES;
 }
 
 static void vtpu_pt_set(struct vtpu_vm *vm, struct vtpu_pt *pt, unsigned int i, u64 entry)
@@ -33,7 +31,7 @@ static struct vtpu_pt *vtpu_pt_alloc(struct vtpu_device *vdev, unsigned int leve
 	struct vtpu_pt *pt;
 	int ret;
 
-	pt = kzalloc(struct_size(pt, child, level ? PT_ENTRIES : 0), GFP_KERNEL_ACCOUNT);
+	pt = kzalloc(struct_size(pt, child, level ? VTPU_PT_ENTRIES : 0), GFP_KERNEL_ACCOUNT);
 	if (!pt)
 		return ERR_PTR(-ENOMEM);
 	pt->level = level;
@@ -52,7 +50,7 @@ struct vtpu_pt *vtpu_pt_alloc_root(struct vtpu_device *vdev)
 
 void vtpu_pt_free(struct vtpu_device *vdev, struct vtpu_pt *pt)
 {
-	for (unsigned int i = 0; pt->level && i < PT_ENTRIES; i++) {
+	for (unsigned int i = 0; pt->level && i < VTPU_PT_ENTRIES; i++) {
 		if (pt->child[i])
 			vtpu_pt_free(vdev, pt->child[i]);
 	}

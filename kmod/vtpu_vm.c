@@ -319,8 +319,11 @@ static int vtpu_vm_map_dma(struct vtpu_vm *vm, struct vtpu_bo *bo)
 static int vtpu_vm_map(struct vtpu_vm *vm, struct vtpu_bo *bo,
 		       const struct drm_vtpu_vm_bind *args)
 {
-	/* At most a table for each huge page, two at the ends of each upper level. */
-	u64 tables = args->size / VTPU_HUGE_PAGE_BYTES + 2 * VTPU_PTE_LEVELS;
+	bool huge = vtpu_bo_is_hbm(bo) && bo->shmem.base.size >= VTPU_HUGE_PAGE_BYTES &&
+		    IS_ALIGNED(args->va - args->bo_offset, VTPU_HUGE_PAGE_BYTES);
+	u64 leaf = huge ? VTPU_HUGE_PAGE_BYTES : VTPU_PAGE_BYTES;
+	/* At most a table for what one of leaves reaches, two at the ends of each level. */
+	u64 tables = args->size / (leaf * VTPU_PT_ENTRIES) + 2 * VTPU_PTE_LEVELS;
 	int ret;
 
 	/* Ahead, because it takes the buffer's dma_resv. */

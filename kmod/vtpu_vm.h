@@ -17,6 +17,7 @@ struct vtpu_file;
 struct vtpu_user;
 
 /* Addresses that mappings may use: the first 2 MiB catch null pointers. */
+#define VTPU_PT_ENTRIES	(VTPU_PAGE_BYTES / sizeof(u64))
 #define VTPU_VA_START	((u64)SZ_2M)
 #define VTPU_VA_END	BIT_ULL(VTPU_VA_BITS)
 

@@ -423,6 +423,24 @@ def page_tables_leave_most_of_hbm_whole() -> None:
         dev.close_bo(dev.bo(share(dev, 0.7), HBM))
 
 
+@case
+def strewn_page_tables_leave_room_for_more() -> None:
+    """They need no large hole, and where one user's lie there are many small ones."""
+    piece, size = 64 << 10, 64 * MIB
+    with Client() as dev, Device() as other:
+        total = dev.memory().hbm_bytes
+        for number in range(total // 256 // PAGE):  # what they have to themselves
+            dev.bind(dev.vm_id, dev.host, (64 << 30) + (number << 30), PAGE)
+        pool = [dev.bo(piece, HBM) for _ in range(total // piece - 32)]
+        assert dev.memory().hbm_evicted == 0
+        # From the top down each gives way to a table and a buffer of what is left.
+        for number in range(total // 4 // piece):
+            dev.close_bo(pool[number])
+            dev.bind(dev.vm_id, dev.host, (1 << 40) + number * HUGE, PAGE)
+            pool[number] = dev.bo(piece - PAGE, HBM)
+        other.bind(other.vm(), other.bo(size), VA, size)
+
+
 # ---- System memory ----
 
 
