@@ -77,7 +77,6 @@ static int vtpu_hwmon_read_awake(struct vtpu_device *vdev, enum hwmon_sensor_typ
 	}
 }
 
-/* Neither wakes the device nor waits for its reset: ENODATA. */
 static int vtpu_hwmon_read(struct device *dev, enum hwmon_sensor_types type, u32 attr, int channel,
 			   long *value)
 {
@@ -87,12 +86,7 @@ static int vtpu_hwmon_read(struct device *dev, enum hwmon_sensor_types type, u32
 	ret = vtpu_peek_begin(vdev, &idx);
 	if (ret)
 		return ret;
-	if (vtpu_bar_trylock(vdev)) {
-		ret = vtpu_hwmon_read_awake(vdev, type, attr, value);
-		vtpu_bar_unlock(vdev);
-	} else {
-		ret = -ENODATA;
-	}
+	ret = vtpu_hwmon_read_awake(vdev, type, attr, value);
 	vtpu_peek_end(vdev, idx);
 	return ret;
 }

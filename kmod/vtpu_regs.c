@@ -89,9 +89,17 @@ static const struct vtpu_reg queue_regs[] = {
 static_assert(ARRAY_SIZE(device_regs) == VTPU_NUM_DEVICE_REGS);
 static_assert(ARRAY_SIZE(queue_regs) == VTPU_NUM_QUEUE_REGS);
 
+static void vtpu_peek_put(struct vtpu_device *vdev, int idx)
+{
+	/* To be looked at is no work: it does not put off its sleep. */
+	if (IS_ENABLED(CONFIG_PM))
+		__pm_runtime_put_autosuspend(vdev->drm.dev);
+	drm_dev_exit(idx);
+}
+
 /*
- * Whoever only looks neither wakes a sleeping device nor waits for one: ENODATA,
- * or ENODEV when it is gone.
+ * Whoever only looks neither wakes a sleeping device nor waits for one, nor for
+ * its reset: ENODATA, or ENODEV when it is gone.
  */
 int vtpu_peek_begin(struct vtpu_device *vdev, int *idx)
 {
@@ -101,15 +109,17 @@ int vtpu_peek_begin(struct vtpu_device *vdev, int *idx)
 		drm_dev_exit(*idx);
 		return -ENODATA;
 	}
+	if (!vtpu_bar_trylock(vdev)) {
+		vtpu_peek_put(vdev, *idx);
+		return -ENODATA;
+	}
 	return 0;
 }
 
 void vtpu_peek_end(struct vtpu_device *vdev, int idx)
 {
-	/* To be looked at is no work: it does not put off its sleep. */
-	if (IS_ENABLED(CONFIG_PM))
-		__pm_runtime_put_autosuspend(vdev->drm.dev);
-	drm_dev_exit(idx);
+	vtpu_bar_unlock(vdev);
+	vtpu_peek_put(vdev, idx);
 }
 
 static u64 vtpu_reg_read(struct vtpu_device *vdev, const struct vtpu_reg *reg, u32 shift)

@@ -91,16 +91,21 @@ u64 vtpu_busy_ns(struct vtpu_device *vdev, const struct vtpu_file *vfile)
 	return sum;
 }
 
+/* Nobody waits to look: one that is being moved, or reached for amid a reset, is active. */
 static bool vtpu_bo_is_active(struct vtpu_bo *bo)
 {
 	struct vtpu_mapping *mapping;
+	bool active = false;
 
-	guard(mutex)(&bo->lock);
+	if (!mutex_trylock(&bo->lock))
+		return true;
 	list_for_each_entry(mapping, &bo->mappings, bo_link) {
-		if (!dma_resv_test_signaled(&mapping->vm->resv, DMA_RESV_USAGE_BOOKKEEP))
-			return true;
+		active = !dma_resv_test_signaled(&mapping->vm->resv, DMA_RESV_USAGE_BOOKKEEP);
+		if (active)
+			break;
 	}
-	return false;
+	mutex_unlock(&bo->lock);
+	return active;
 }
 
 static void vtpu_add_bo(struct drm_memory_stats *stats, struct drm_gem_object *obj)

@@ -59,29 +59,21 @@ static struct vtpu_mapping *vtpu_walk_mapping(struct vtpu_vm *vm, u64 va)
 
 static int vtpu_walk_lock(struct vtpu_vm *vm, int *idx)
 {
-	struct vtpu_device *vdev = vm->vdev;
-	int ret = -EBUSY;
+	int ret;
 
-	/* Who writes it resets the function: nothing that one waits for to look. */
-	if (!vtpu_bar_trylock(vdev))
+	ret = vtpu_peek_begin(vm->vdev, idx);
+	if (ret)
 		return ret;
 	ret = mutex_lock_interruptible(&vm->lock);
 	if (ret)
-		goto up;
-	ret = vtpu_peek_begin(vdev, idx);
-	if (!ret)
-		return 0;
-	mutex_unlock(&vm->lock);
-up:
-	vtpu_bar_unlock(vdev);
+		vtpu_peek_end(vm->vdev, *idx);
 	return ret;
 }
 
 static void vtpu_walk_unlock(struct vtpu_vm *vm, int idx)
 {
-	vtpu_peek_end(vm->vdev, idx);
 	mutex_unlock(&vm->lock);
-	vtpu_bar_unlock(vm->vdev);
+	vtpu_peek_end(vm->vdev, idx);
 }
 
 /* As below; -EAGAIN: there is none yet, look on from *from. */
