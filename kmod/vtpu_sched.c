@@ -162,12 +162,17 @@ void vtpu_hwq_fail(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status,
 /* ---- The ring ---- */
 
 /* There is room: the scheduler's credits count entries. Under hwq->lock. */
-static void vtpu_hwq_push_locked(struct vtpu_hwq *hwq, struct vtpu_job *job)
+static void vtpu_hwq_push_locked(struct vtpu_hwq *hwq, struct vtpu_fence *fence)
 {
+	struct vtpu_job *job = fence->job;
+	const struct dma_fence *finished = &job->base.s_fence->finished;
+
 	job->first_entry = hwq->tail;
 	for (unsigned int i = 0; i < job->num_entries; i++)
 		hwq->ring[(hwq->tail + i) % VTPU_RING_ENTRIES] = job->entries[i];
 	hwq->tail += job->num_entries;
+	trace_vtpu_job_run(hwq->index, finished->context, finished->seqno, fence->base.seqno,
+			   job->first_entry, hwq->tail, le32_to_cpu(job->entries[0].cookie));
 }
 
 /* writel() orders the ring before it. */
@@ -185,7 +190,7 @@ void vtpu_hwq_push_all_locked(struct vtpu_hwq *hwq)
 	if (list_empty(&hwq->inflight))
 		return;
 	list_for_each_entry(fence, &hwq->inflight, link)
-		vtpu_hwq_push_locked(hwq, fence->job);
+		vtpu_hwq_push_locked(hwq, fence);
 	hwq->head_since = jiffies;
 	vtpu_hwq_ring_doorbell(hwq);
 }
@@ -230,16 +235,12 @@ static struct dma_fence *vtpu_run_job(struct drm_sched_job *sched_job)
 	else if (vtpu_hang_is_due(hwq))
 		drm_sched_fault(&hwq->sched);
 	if (hwq->enabled)
-		vtpu_hwq_push_locked(hwq, job);
+		vtpu_hwq_push_locked(hwq, fence);
 
 	/* One reference for the list, one for the scheduler. */
 	list_add_tail(&fence->link, &hwq->inflight);
 	dma_fence_get(&fence->base);
 	job->fence = NULL;
-	trace_vtpu_job_run(hwq->index, sched_job->s_fence->finished.context,
-			   sched_job->s_fence->finished.seqno, fence->base.seqno,
-			   hwq->tail - job->num_entries, hwq->tail,
-			   le32_to_cpu(job->entries[0].cookie));
 
 	if (hwq->enabled) {
 		vtpu_hwq_ring_doorbell(hwq);
