@@ -312,9 +312,9 @@ static int vtpu_reset_device_set(void *data, u64 value)
 		return -ENODEV;
 	scoped_guard(mutex, &vdev->reset_lock) {
 		/* What was given up stays so: only a function reset brings it back. */
-		if (!vdev->wedged)
+		if (!vtpu_device_is_away(vdev))
 			vtpu_device_reset(vdev);
-		if (vdev->wedged)
+		if (vtpu_device_is_away(vdev))
 			ret = -EIO;
 	}
 	vtpu_dev_exit(vdev, idx);

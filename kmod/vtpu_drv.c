@@ -344,10 +344,12 @@ static void vtpu_stop(struct vtpu_device *vdev)
 	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
 	int idx;
 
+	/* First: who sees that it is given up takes memory back without asking it. */
+	pci_clear_master(pdev);
 	if (!vtpu_dev_enter(vdev, &idx))
 		return;
 	mutex_lock(&vdev->reset_lock);
-	/* First: who sees that it is given up takes memory back without asking it. */
+	/* A reset of the function may have come in between. */
 	pci_clear_master(pdev);
 	WRITE_ONCE(vdev->wedged, true);
 	vtpu_device_lose(vdev, -ENODEV);

@@ -181,8 +181,8 @@ bool vtpu_hang_watch_user(struct vtpu_hwq *hwq)
 
 	mutex_lock(&vdev->reset_lock);
 	if (drm_dev_enter(&vdev->drm, &idx)) {
-		if (hwq->queue->status == DRM_VTPU_QUEUE_OK && vtpu_hwq_in_progress(hwq) &&
-		    vtpu_command_is_hung(hwq))
+		if (hwq->queue->status == DRM_VTPU_QUEUE_OK && !vtpu_device_is_away(vdev) &&
+		    vtpu_hwq_in_progress(hwq) && vtpu_command_is_hung(hwq))
 			vtpu_hwq_hang(hwq);
 		ok = hwq->queue->status == DRM_VTPU_QUEUE_OK;
 		drm_dev_exit(idx);

@@ -11,6 +11,7 @@
 #include <drm/drm_managed.h>
 #include <drm/drm_print.h>
 
+#include "vtpu_compat.h"
 #include "vtpu_device.h"
 #include "vtpu_pci.h"
 #include "vtpu_reset.h"
@@ -68,6 +69,18 @@ static void vtpu_bar_open(struct vtpu_device *vdev)
 	wake_up_all(&vdev->thawed);
 }
 
+/*
+ * After a reset of the link nobody else does. What the core saves is gone once it
+ * was restored, be it after D3hot.
+ */
+static void vtpu_pci_restore(struct vtpu_device *vdev)
+{
+	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
+
+	pci_load_saved_state(pdev, vdev->pci_state);
+	pci_restore_state(pdev);
+}
+
 /* ---- Resets of the function: the core calls both from one thread ---- */
 
 /*
@@ -95,7 +108,9 @@ static void vtpu_reset_prepare(struct pci_dev *pdev)
 	mutex_lock(&vdev->reset_lock);
 	/* Who is told that a job has ended may use the job's memory at once. */
 	pci_clear_master(pdev);
-	vtpu_device_lose(vdev, -ENODEV);
+	/* Amid a link reset it is lost, and what has come since waits for the end. */
+	if (!vdev->frozen)
+		vtpu_device_lose(vdev, -ENODEV);
 	vtpu_reset_hide_locks(vdev);
 }
 
@@ -104,6 +119,13 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 	struct vtpu_device *vdev = pci_get_drvdata(pdev);
 
 	vtpu_reset_show_locks(vdev);
+	/* It may be the way back from an error, too. */
+	if (vdev->frozen) {
+		cancel_delayed_work(&vdev->recovery);
+		vtpu_pci_restore(vdev);
+	}
+	if (drm_dev_is_unplugged(&vdev->drm))
+		goto unlock;
 	/* The one way back for a device that was given up. */
 	WRITE_ONCE(vdev->wedged, false);
 	/* To a virtual function it means that it may get another owner. */
@@ -112,23 +134,12 @@ static void vtpu_reset_done(struct pci_dev *pdev)
 	/* With the jobs that have come meanwhile. */
 	atomic64_inc(&vdev->device_resets);
 	vtpu_device_restart(vdev);
+unlock:
 	mutex_unlock(&vdev->reset_lock);
 	vtpu_bar_open(vdev);
 }
 
 /* ---- Errors on the bus ---- */
-
-/*
- * After a reset of the link nobody else does. What the core saves is gone once it
- * was restored, be it after D3hot.
- */
-static void vtpu_pci_restore(struct vtpu_device *vdev)
-{
-	struct pci_dev *pdev = to_pci_dev(vdev->drm.dev);
-
-	pci_load_saved_state(pdev, vdev->pci_state);
-	pci_restore_state(pdev);
-}
 
 /* Once: what was lost may be lost again, and is removed. The callers exclude each other. */
 void vtpu_unplug(struct vtpu_device *vdev)
@@ -140,22 +151,42 @@ void vtpu_unplug(struct vtpu_device *vdev)
 /* For good: those who wait go on, and then find it unplugged. */
 static void vtpu_pci_lost(struct vtpu_device *vdev)
 {
+	down_write(&vdev->bar_sem);
+	/* A reset of the function has brought it back. */
+	if (!vdev->frozen) {
+		up_write(&vdev->bar_sem);
+		return;
+	}
+	drm_err(&vdev->drm, "no recovery from the error on the bus\n");
 	/* If the link was not reset, it may be at work. */
 	pci_clear_master(to_pci_dev(vdev->drm.dev));
 	/* If it was, the next driver is to find the BARs in their places. */
 	vtpu_pci_restore(vdev);
-	down_write(&vdev->bar_sem);
+	mutex_lock(&vdev->reset_lock);
+	WRITE_ONCE(vdev->wedged, true);
+	vtpu_device_lose(vdev, -ENODEV);
+	mutex_unlock(&vdev->reset_lock);
 	vtpu_bar_open(vdev);
 	vtpu_unplug(vdev);
 }
 
-/* The core does not tell when it gives up, because another function has no driver, say. */
 static void vtpu_recovery_late(struct work_struct *work)
 {
-	struct vtpu_device *vdev = container_of(work, struct vtpu_device, recovery.work);
+	vtpu_pci_lost(container_of(work, struct vtpu_device, recovery.work));
+}
 
-	drm_err(&vdev->drm, "no recovery from the error on the bus\n");
-	vtpu_pci_lost(vdev);
+/* What is in flight is lost; nothing is started, and nobody in the BARs, until it is over. */
+static void vtpu_pci_freeze(struct vtpu_device *vdev)
+{
+	vtpu_bar_close(vdev);
+	WRITE_ONCE(vdev->frozen, true);
+	up_write(&vdev->bar_sem);
+	mutex_lock(&vdev->reset_lock);
+	pci_clear_master(to_pci_dev(vdev->drm.dev));
+	vtpu_device_lose(vdev, -ENODEV);
+	mutex_unlock(&vdev->reset_lock);
+	/* The core does not always tell when it gives up, for a function without a driver, say. */
+	mod_delayed_work(system_dfl_wq, &vdev->recovery, RECOVERY_TIMEOUT);
 }
 
 /*
@@ -170,26 +201,22 @@ static pci_ers_result_t vtpu_error_detected(struct pci_dev *pdev, pci_channel_st
 	if (state == pci_channel_io_normal)
 		return PCI_ERS_RESULT_CAN_RECOVER;
 
-	vtpu_bar_close(vdev);
-	vdev->frozen = true;
-	up_write(&vdev->bar_sem);
-	mutex_lock(&vdev->reset_lock);
-	pci_clear_master(pdev);
-	WRITE_ONCE(vdev->wedged, true);
-	vtpu_device_lose(vdev, -ENODEV);
-	mutex_unlock(&vdev->reset_lock);
-	if (state == pci_channel_io_frozen) {
-		mod_delayed_work(system_wq, &vdev->recovery, RECOVERY_TIMEOUT);
+	vtpu_pci_freeze(vdev);
+	if (state == pci_channel_io_frozen)
 		return PCI_ERS_RESULT_NEED_RESET;
-	}
 	cancel_delayed_work_sync(&vdev->recovery);
 	vtpu_pci_lost(vdev);
 	return PCI_ERS_RESULT_DISCONNECT;
 }
 
+/* Of our own error, or of another function's, of which nobody has told us yet. */
 static pci_ers_result_t vtpu_slot_reset(struct pci_dev *pdev)
 {
-	vtpu_pci_restore(pci_get_drvdata(pdev));
+	struct vtpu_device *vdev = pci_get_drvdata(pdev);
+
+	if (!READ_ONCE(vdev->frozen))
+		vtpu_pci_freeze(vdev);
+	vtpu_pci_restore(vdev);
 	return PCI_ERS_RESULT_RECOVERED;
 }
 

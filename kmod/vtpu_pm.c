@@ -169,7 +169,7 @@ static void vtpu_quiesce(struct vtpu_device *vdev)
 	/* Who is told that a job has ended may use the job's memory at once. */
 	pci_clear_master(to_pci_dev(vdev->drm.dev));
 	vtpu_device_lose(vdev, -ENODEV);
-	if (!vdev->wedged && vtpu_hw_start(vdev))
+	if (!vtpu_device_is_away(vdev) && vtpu_hw_start(vdev))
 		vtpu_device_give_up(vdev);
 	mutex_unlock(&vdev->reset_lock);
 }

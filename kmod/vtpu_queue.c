@@ -127,8 +127,8 @@ int vtpu_hwq_stop(struct vtpu_hwq *hwq, enum drm_vtpu_queue_status status)
 	u32 state;
 	int ret;
 
-	/* Nothing of a device that was given up is worth waiting for. */
-	if (vdev->wedged)
+	/* Nothing of a device that was given up is worth waiting for; a link reset stops all. */
+	if (vtpu_device_is_away(vdev))
 		return 0;
 
 	spin_lock_irqsave(&hwq->lock, flags);
@@ -201,6 +201,8 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 
 	if (!vtpu_dev_enter(vdev, &idx))
 		return -ENODEV;
+	/* Not amid a reset, which a user queue does not outlive. */
+	vtpu_bar_lock(vdev);
 	mutex_lock(&vdev->reset_lock);
 	for (unsigned int i = 0; i < vdev->num_queues; i++) {
 		struct vtpu_hwq *hwq = vdev->hwq[i];
@@ -218,6 +220,7 @@ static int vtpu_queue_take_hwq(struct vtpu_device *vdev, struct vtpu_queue *queu
 		break;
 	}
 	mutex_unlock(&vdev->reset_lock);
+	vtpu_bar_unlock(vdev);
 	vtpu_dev_exit(vdev, idx);
 	return ret;
 }

@@ -61,6 +61,12 @@ void vtpu_reset_fini(struct vtpu_device *vdev)
 	cancel_work_sync(&vdev->wedged_work);
 }
 
+/* There is no use in asking it anything: for good, or until its link has been reset. */
+bool vtpu_device_is_away(struct vtpu_device *vdev)
+{
+	return READ_ONCE(vdev->wedged) || READ_ONCE(vdev->frozen);
+}
+
 /* ---- What is in flight ---- */
 
 /*
@@ -77,7 +83,7 @@ void vtpu_device_lose(struct vtpu_device *vdev, int error)
 		spin_lock_irqsave(&hwq->lock, flags);
 		hwq->enabled = false;
 		hwq->begun = 0;
-		if (!vdev->wedged)
+		if (!vtpu_device_is_away(vdev))
 			vtpu_hwq_note_busy(hwq);
 		if (hwq->queue && hwq->queue->status == DRM_VTPU_QUEUE_HUNG)
 			vtpu_hwq_fail_locked(hwq, DRM_VTPU_QUEUE_HUNG, -ETIMEDOUT, -ECANCELED);
@@ -267,7 +273,7 @@ void vtpu_hwq_hang(struct vtpu_hwq *hwq)
 /* Ends the program that runs now, if one does. */
 void vtpu_device_stop_running(struct vtpu_device *vdev)
 {
-	for (unsigned int i = 0; i < vdev->num_queues && !vdev->wedged; i++) {
+	for (unsigned int i = 0; i < vdev->num_queues && !vtpu_device_is_away(vdev); i++) {
 		struct vtpu_hwq *hwq = vdev->hwq[i];
 
 		if (vtpu_read(vdev, vtpu_hwq_reg(hwq, VTPU_REG_Q_QSTATUS)) !=

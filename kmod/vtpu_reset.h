@@ -16,6 +16,8 @@ void vtpu_device_give_up(struct vtpu_device *vdev);
 void vtpu_device_restart(struct vtpu_device *vdev);
 void vtpu_device_reset(struct vtpu_device *vdev);
 
+bool vtpu_device_is_away(struct vtpu_device *vdev);
+
 void vtpu_reset_init(struct vtpu_device *vdev);
 void vtpu_reset_fini(struct vtpu_device *vdev);
 

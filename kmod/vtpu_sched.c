@@ -312,9 +312,11 @@ static enum drm_gpu_sched_stat vtpu_timedout_job(struct drm_sched_job *sched_job
 	if (drm_dev_enter(&vdev->drm, &idx)) {
 		/* A lost interrupt is no hang. */
 		vtpu_hwq_complete(hwq);
-		vtpu_hwq_fault(hwq);
-		if (vtpu_job_inflight(hwq, sched_job) && vtpu_hwq_is_hung(hwq))
-			vtpu_hwq_hang(hwq);
+		if (!vtpu_device_is_away(vdev)) {
+			vtpu_hwq_fault(hwq);
+			if (vtpu_job_inflight(hwq, sched_job) && vtpu_hwq_is_hung(hwq))
+				vtpu_hwq_hang(hwq);
+		}
 		drm_dev_exit(idx);
 	} else {
 		vtpu_hwq_fail(hwq, DRM_VTPU_QUEUE_LOST, -ENODEV, -ENODEV);

@@ -22,6 +22,7 @@ HEADERS = REPO / "qemu-device/include"
 _SCRIPT = GUEST_IMAGE / "build-driver"
 _TREE = "/tree"
 _IN_GUEST = "/run/vtpu-dev"
+_MODULE = re.compile(r"^obj-\S+ [:+]= (\w+)\.o$", re.MULTILINE)
 _DIAGNOSTIC = re.compile(rf"^{_TREE}/kmod/(\S+?:\d+.*)$", re.MULTILINE)
 # Who keeps the module, in words that a person can act on.
 _HOLDERS = r"""
@@ -53,7 +54,8 @@ def compile_driver(kernel: Kernel, source: Path = SOURCE) -> Path:
     Needs the build lock. StageError has the compiler's messages, with paths of
     the checkout.
     """
-    name = "vtpu_first.ko" if source == EXAMPLE else "vtpu.ko"
+    names = _MODULE.findall((source / "Kbuild").read_text())
+    assert len(names) == 1, source
     # A tree of its own: an image's make must not find half of this one's edits.
     tree = cache_dir() / f"driver-tree-{key(kernel.identity, str(source))}"
     sync_tree(source, tree / "kmod")
@@ -75,7 +77,7 @@ def compile_driver(kernel: Kernel, source: Path = SOURCE) -> Path:
             folder = source.relative_to(REPO) if source.is_relative_to(REPO) else source
             said = [f"{folder}/{line}" for line in found]
             raise StageError("it does not compile\n" + "\n".join(said), log) from None
-    return tree / name
+    return tree / f"{names[0]}.ko"
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ DRIVER = Path("/sys/bus/pci/drivers/vtpu")
 DEBUGFS = Path("/sys/kernel/debug/accel")
 REFERENCES = Path("/sys/module/vtpu/refcnt")
 WARNING = 4  # the kernel's level; what is below is worse
-SHOWN_LINES = 25
+SHOWN_LINES = 50
 SETTLE_SECONDS = 5 * int(os.environ.get("VTPU_PATIENCE", "1"))
 
 # What tests expect the driver to say, for expects().
