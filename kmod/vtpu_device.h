@@ -104,7 +104,7 @@ struct vtpu_device {
 	struct workqueue_struct *timeout_wq;	/* ordered: one timeout at a time */
 
 	struct rw_semaphore bar_sem;	/* see above */
-	bool frozen;			/* a link reset is under way; bar_sem, or reset_lock to read */
+	bool frozen;			/* amid a link reset; bar_sem, or reset_lock to read */
 	wait_queue_head_t thawed;	/* it is over */
 	struct delayed_work recovery;	/* if it never is */
 
