@@ -142,6 +142,9 @@ def virtual_functions() -> None:
     with faults.only_below("vtpu_probe", SPARED):
         assert not each_failure(lambda: tell(str(count), "1"), before=none, steps=faults.fewer)
     assert len(glob.glob(raw.DEVICES)) == 2
+    # Nor is there one that would not wake in its turn.
+    with faults.only_below("device_link_add"):
+        assert each_failure(lambda: tell(str(count), "1"), before=none, steps=faults.fewer)
     none()
     works()
 
