@@ -100,7 +100,9 @@ def _begin(guest: Any, command: str) -> str:
 
 
 def _wait(guest: Any, condition: Callable[[], bool], seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
+    from vtpu_guest.kernels import patience
+
+    deadline = time.monotonic() + seconds * patience()
     while not condition():
         assert time.monotonic() < deadline, _console(guest)[-3000:]
         time.sleep(0.1)

@@ -46,6 +46,6 @@ def test_failures(name: str, results: dict[str, dict[str, Any]]) -> None:
 
 
 def test_failures_on_the_way_to_sleep(guest: Any) -> None:
-    said = run_asleep(guest, "python3 lifecycle_failure_cases.py suspend", seconds=1800)
+    said = run_asleep(guest, "python3 lifecycle_failure_cases.py suspend", seconds=300)
     results = [json.loads(line) for line in said.splitlines() if line.startswith("{")]
     assert results[-1].get("ok"), said
