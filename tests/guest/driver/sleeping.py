@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -94,8 +94,14 @@ def hibernate(guest: Any, command: str, meanwhile: Callable[[], None]) -> str:
 
 def _begin(guest: Any, command: str) -> str:
     """Returns what the console says when it is over."""
+    from vtpu_guest import GuestError
+    from vtpu_guest.channels import ChannelError
+
     over = f"the sleep is over: {time.monotonic_ns()}"
-    guest.run(f"cd {FOLDER}; ({command}; echo {over} >/dev/ttyS0) </dev/null >{LOG} 2>&1 &").check()
+    run = f"cd {FOLDER}; ({command}; echo {over} >/dev/ttyS0) </dev/null >{LOG} 2>&1 &"
+    # It may be asleep before its agent has told that this has begun.
+    with suppress(ChannelError, GuestError, TimeoutError):
+        guest.run(run).check()
     return over
 
 
@@ -110,7 +116,7 @@ def _wait(guest: Any, condition: Callable[[], bool], seconds: float = SECONDS) -
 
 def _wait_until_asleep(guest: Any, over: str, is_asleep: Callable[[], bool]) -> None:
     def has_fallen_asleep() -> bool:
-        assert over not in _console(guest), _printed(guest)
+        assert over not in _console(guest), guest.run(f"cat {LOG}; dmesg | tail -n 60").text
         return is_asleep()
 
     _wait(guest, has_fallen_asleep)
