@@ -26,7 +26,7 @@ def sleeper(folder: Path | None = None, **machine: Any) -> Iterator[Any]:
 
     if folder:
         machine["extra_arguments"] = (*machine.get("extra_arguments", ()), *_swap_disk(folder))
-    guest = Guest(memory_mb=1024, **machine)
+    guest = Guest(memory_mb=1536, **machine)
     images = guest.machine.images
     kernel = images.packed_kernel or images.kernel
     guest.machine = replace(guest.machine, images=replace(images, kernel=kernel))
