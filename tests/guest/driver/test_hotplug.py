@@ -30,7 +30,7 @@ sys.path.insert(0, {FOLDER!r})
 import vtpu_raw as raw
 from cases import Setup, is_gone, until
 
-with Setup(timeout_ms=30000) as dev:
+with Setup(timeout_ms=600000) as dev:
     sync = dev.syncobj()
     dev.submit(dev.queue_id, [dev.run(raw.LOOP)], [(sync, raw.SYNC_SIGNAL, 0)])
     fd = dev.call("syncobj_handle_to_fd", handle=sync, flags=1).fd
