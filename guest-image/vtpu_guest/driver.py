@@ -46,6 +46,14 @@ done <{_IN_GUEST}/order
 _MESSAGES = 'dmesg | sed "1,/vtpu-dev: exchange $1/d"'
 
 
+def _module_name(source: Path) -> str:
+    kbuild = source / "Kbuild"
+    names = _MODULE.findall(kbuild.read_text()) if kbuild.is_file() else []
+    if len(names) != 1:
+        raise StageError(f"{kbuild} has to name one module (obj-m := name.o), and has {len(names)}")
+    return str(names[0])
+
+
 def compile_driver(kernel: Kernel, source: Path = SOURCE) -> Path:
     """Compiles what changed and returns the module for the guest; the one with debug
     information is in kmod/ beside it.
@@ -54,8 +62,7 @@ def compile_driver(kernel: Kernel, source: Path = SOURCE) -> Path:
     Needs the build lock. StageError has the compiler's messages, with paths of
     the checkout.
     """
-    names = _MODULE.findall((source / "Kbuild").read_text())
-    assert len(names) == 1, source
+    name = _module_name(source)
     # A tree of its own: an image's make must not find half of this one's edits.
     tree = cache_dir() / f"driver-tree-{key(kernel.identity, str(source))}"
     sync_tree(source, tree / "kmod")
@@ -77,7 +84,7 @@ def compile_driver(kernel: Kernel, source: Path = SOURCE) -> Path:
             folder = source.relative_to(REPO) if source.is_relative_to(REPO) else source
             said = [f"{folder}/{line}" for line in found]
             raise StageError("it does not compile\n" + "\n".join(said), log) from None
-    return tree / f"{names[0]}.ko"
+    return tree / f"{name}.ko"
 
 
 @dataclass(frozen=True)

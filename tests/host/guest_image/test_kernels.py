@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from vtpu_guest import debian, kernel, kernels
+from vtpu_guest.driver import compile_driver
 from vtpu_guest.stage import StageError
 
 
@@ -65,3 +66,14 @@ def test_backports_need_a_mirror_to_take_them_from(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(debian, "configured_mirror", lambda: None)
     with pytest.raises(StageError, match="needs a Debian mirror"):
         debian.mmdebstrap_sources(False, with_backports=True)
+
+
+def test_what_is_compiled_as_a_driver_is_one_module(tmp_path: Path) -> None:
+    chosen = kernels.Kernel("", "", tmp_path, tmp_path, tmp_path)
+    for kbuild in ("", "obj-m := one.o\nobj-m += other.o\n"):
+        (tmp_path / "Kbuild").write_text(kbuild)
+        with pytest.raises(StageError, match=f"{tmp_path}/Kbuild has to name one module"):
+            compile_driver(chosen, tmp_path)
+    (tmp_path / "Kbuild").unlink()
+    with pytest.raises(StageError, match="and has 0"):
+        compile_driver(chosen, tmp_path)
